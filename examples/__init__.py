@@ -1,0 +1,1 @@
+"""Agents that need no model: load one with `relight -A examples/explorer.py …`."""

@@ -1,0 +1,108 @@
+"""The fair queue of writing processes: two kernel locks in front of SQLite's own.
+
+SQLite's busy handler lets a third writer starve beside two busy ones (waits of seconds were measured); taking
+`locks/write.turn`, then `locks/write`, then giving the turn back makes writers pass one by one. The gate gives
+fairness only: SQLite's lock stays the guard, so a writer that cannot pass within `gate_ms` goes on without it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+
+from . import forks
+
+log = logging.getLogger("relight.gate")
+
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.000_1, 0.001  # two short waits: a transaction takes 0.02–0.4 ms
+_REPORT_EVERY_S = 10.0  # a stopped holder is reported once, not by every write
+
+
+class WriteGate:
+    """The gate of one state file in one process; threads of the process queue on a mutex first."""
+
+    def __init__(self, folder: Path, *, gate_ms: int) -> None:
+        self.folder, self.gate_ms = folder, gate_ms
+        self.passed_without = 0
+        self._reset()
+        self._reported_at = -_REPORT_EVERY_S
+        forks.guard.register(self)
+
+    def acquire(self) -> bool:
+        """Pass the gate; False when it stayed shut for `gate_ms` and the caller goes on without it."""
+        deadline = time.monotonic() + self.gate_ms / 1000
+        if not self._mutex.acquire(timeout=self.gate_ms / 1000):
+            return self._go_on_without()
+        if self._pass(deadline):
+            return True
+        self._mutex.release()
+        return self._go_on_without()
+
+    def release(self) -> None:
+        """Open the gate for the next writer."""
+        fcntl.flock(self._gate, fcntl.LOCK_UN)
+        self._mutex.release()
+
+    def holder(self) -> int | None:
+        """The pid that passed last, and may still be inside."""
+        try:
+            return int((self.folder / "write").read_text().split()[0])
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def close_inherited(self) -> None:
+        """Drop the parent's descriptors; its locks stay its own."""
+        for fd in (self._gate, self._turn):
+            if fd >= 0:
+                os.close(fd)
+        self._reset()
+
+    close = close_inherited
+
+    def _reset(self) -> None:
+        self._mutex = threading.Lock()
+        self._gate = self._turn = -1
+
+    def _pass(self, deadline: float) -> bool:
+        if self._gate < 0:
+            self._turn = _open(self.folder / "write.turn")
+            self._gate = _open(self.folder / "write")
+        if not _lock_before(self._turn, deadline):
+            return False
+        passed = _lock_before(self._gate, deadline)
+        fcntl.flock(self._turn, fcntl.LOCK_UN)
+        if passed:
+            os.pwrite(self._gate, b"%-10d\n" % os.getpid(), 0)
+        return passed
+
+    def _go_on_without(self) -> bool:
+        self.passed_without += 1
+        now = time.monotonic()
+        if now - self._reported_at >= _REPORT_EVERY_S:
+            self._reported_at = now
+            log.warning(
+                "the write gate stayed shut, going on without it",
+                extra={"gate_ms": self.gate_ms, "holder_pid": self.holder(), "gate": str(self.folder / "write")},
+            )
+        return False
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _lock_before(fd: int, deadline: float) -> bool:
+    wait = _FIRST_WAIT_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(wait)
+            wait = min(wait * 2, _LONGEST_WAIT_S)

@@ -1,0 +1,381 @@
+"""The task row, which is the queue: its columns and words, submission, and reads.
+
+Invariant: `agent_tasks` is the only truth about a task. A row is inserted here, with its first event, in one
+transaction; after that only `transitions.py` changes its status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
+
+import cysqlite
+import peewee
+
+from . import events
+from .database import Database, Durability, field_names, instances
+from .errors import ConflictError, DuplicateTaskError, KeyConflictError, NotFoundError
+from .fields import Int64Field, StoredText, Word, WordField, new_id
+
+MAIN_PRIORITY, SUBAGENT_PRIORITY = 10, 0  # higher first, as in Huey
+PRIORITY_MS = 60_000  # design §5: a priority point is worth a minute of waiting
+HOLD_DUE, HOLD_UNKNOWN_AGENT = "due", "unknown_agent"
+
+
+class TaskStatus(Word):
+    """Where a task is in its life."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    IDLE = "idle"
+    SWAPPED = "swapped"
+
+    @classmethod
+    def fallback(cls) -> TaskStatus:
+        return cls.PENDING
+
+    def is_recoverable(self) -> bool:
+        """Whether recovery looks at a task in this status."""
+        return self in (TaskStatus.RUNNING, TaskStatus.INTERRUPTED)
+
+    def is_terminal(self) -> bool:
+        """Whether the task has ended."""
+        return self in (TaskStatus.COMPLETED, TaskStatus.FAILED)
+
+
+class RiskLevel(Word):
+    """Whether recovery may resume a task by itself."""
+
+    LOW = "low"
+    HIGH = "high"
+
+    @classmethod
+    def fallback(cls) -> RiskLevel:
+        return cls.HIGH  # fail closed: an unknown text never enables auto-resume (ruling 3)
+
+
+class Lane(Word):
+    """Which workers run a task: those a person waits for, or those of background work."""
+
+    MAIN = "main"
+    SUBAGENT = "subagent"
+
+    @classmethod
+    def fallback(cls) -> Lane:
+        return cls.SUBAGENT
+
+    @property
+    def default_priority(self) -> int:
+        """The priority of a task that names none."""
+        return MAIN_PRIORITY if self is Lane.MAIN else SUBAGENT_PRIORITY
+
+
+class AgentTask(peewee.Model):  # type: ignore[misc]  # peewee is untyped
+    """One task. The first sixteen columns are the specification's; times are epoch milliseconds, UTC."""
+
+    id = peewee.TextField(primary_key=True)
+    parent_session_id = peewee.TextField()
+    agent_id = peewee.TextField()
+    task_prompt = peewee.TextField()
+    status = WordField(TaskStatus)
+    risk_level = WordField(RiskLevel)
+    lane = WordField(Lane, default=Lane.SUBAGENT)
+    checkpoint_snapshot_path = peewee.TextField(null=True)
+    last_tool_call_id = peewee.TextField(null=True)
+    recursion_depth = Int64Field(default=0)
+    parent_task_id = peewee.TextField(null=True)
+    created_at = Int64Field()
+    updated_at = Int64Field()
+    started_at = Int64Field(null=True)
+    completed_at = Int64Field(null=True)
+    metadata_json = peewee.TextField(null=True)
+
+    attempt = Int64Field(default=0)
+    losses = Int64Field(default=0)
+    worker_id = peewee.TextField(null=True)
+    reason = peewee.TextField(null=True)
+    hold = peewee.TextField(null=True)
+    priority = Int64Field(default=SUBAGENT_PRIORITY)
+    rank = Int64Field(default=0)
+    due_at = Int64Field(null=True)
+    expires_at = Int64Field(null=True)
+    retries_left = Int64Field(default=0)
+    key = peewee.TextField(null=True)
+    input_json = StoredText(default='{"args":[],"kwargs":{}}')
+    result_json = peewee.TextField(null=True)
+    error_json = peewee.TextField(null=True)
+    handler_version = peewee.TextField(null=True)
+    needs = peewee.TextField(null=True)
+    cancel_requested_at = Int64Field(null=True)
+    swap_path = peewee.TextField(null=True)
+    trimmed_below = Int64Field(default=0)
+
+    class Meta:
+        table_name = "agent_tasks"
+        legacy_table_names = False
+        constraints = (
+            peewee.Check("status IN ('pending','running','completed','failed','interrupted','idle','swapped')"),
+            peewee.Check("(status IN ('completed','failed')) = (completed_at IS NOT NULL)"),
+            peewee.Check("hold IS NULL OR status = 'pending'"),
+            peewee.Check("hold IS NULL OR hold <> 'due' OR due_at IS NOT NULL"),
+            peewee.Check("attempt >= 0 AND losses >= 0 AND retries_left >= 0 AND recursion_depth >= 0"),
+        )
+
+    @classmethod
+    def new(
+        cls,
+        id: str,
+        parent_session_id: str,
+        agent_id: str,
+        task_prompt: str,
+        risk_level: RiskLevel,
+        *,
+        now: int,
+    ) -> Self:
+        """A pending task of the Subagent lane at depth 0, not stored yet; `now` in ms."""
+        return cls(
+            id=id,
+            parent_session_id=parent_session_id,
+            agent_id=agent_id,
+            task_prompt=task_prompt,
+            status=TaskStatus.PENDING,
+            risk_level=risk_level,
+            created_at=now,
+            updated_at=now,
+            rank=now,
+        )
+
+    def with_parent_task(self, parent_task_id: str, parent_depth: int) -> Self:
+        """This task as a child of another: one level deeper."""
+        self.parent_task_id, self.recursion_depth = parent_task_id, parent_depth + 1
+        return self
+
+    def with_lane(self, lane: Lane) -> Self:
+        """This task in a lane, with the lane's default priority."""
+        self.lane, self.priority = lane, lane.default_priority
+        return self.with_order()
+
+    def with_order(self, *, priority: int | None = None, due_at: int | None = None) -> Self:
+        """This task with a priority and, when delayed, a due time in ms; both decide its rank."""
+        self.priority = self.priority if priority is None else priority
+        if due_at is not None and due_at > self.created_at:
+            self.due_at, self.hold = due_at, HOLD_DUE
+        self.rank = max(self.created_at, self.due_at or 0) - self.priority * PRIORITY_MS
+        return self
+
+    def should_auto_resume(self) -> bool:
+        """Recoverable and of low risk."""
+        return self.status.is_recoverable() and self.risk_level == RiskLevel.LOW
+
+    def needs_resume_confirmation(self) -> bool:
+        """Recoverable and of high risk."""
+        return self.status.is_recoverable() and self.risk_level == RiskLevel.HIGH
+
+
+AgentTask.add_index(
+    AgentTask.index(
+        AgentTask.lane,
+        AgentTask.rank,
+        AgentTask.id,
+        where=peewee.SQL("status = 'pending' AND hold IS NULL"),
+        name="agent_tasks_ready",
+    )
+)
+AgentTask.add_index(AgentTask.index(AgentTask.due_at, where=peewee.SQL("hold = 'due'"), name="agent_tasks_due"))
+AgentTask.add_index(AgentTask.index(AgentTask.status, AgentTask.created_at, name="agent_tasks_status"))
+AgentTask.add_index(
+    AgentTask.index(AgentTask.parent_session_id, AgentTask.created_at, name="agent_tasks_session")
+)
+AgentTask.add_index(
+    AgentTask.index(
+        AgentTask.parent_task_id, where=peewee.SQL("parent_task_id IS NOT NULL"), name="agent_tasks_parent"
+    )
+)
+AgentTask.add_index(
+    AgentTask.index(
+        AgentTask.worker_id, where=peewee.SQL("worker_id IS NOT NULL"), name="agent_tasks_worker"
+    )
+)
+AgentTask.add_index(
+    AgentTask.index(
+        AgentTask.agent_id, AgentTask.key, unique=True, where=peewee.SQL("key IS NOT NULL"), name="agent_tasks_key"
+    )
+)
+AgentTask.add_index(AgentTask.index(AgentTask.created_at, name="agent_tasks_created"))
+AgentTask.add_index(
+    AgentTask.index(
+        AgentTask.expires_at,
+        where=peewee.SQL("expires_at IS NOT NULL AND status = 'pending'"),
+        name="agent_tasks_expiry",
+    )
+)
+
+FIELDS = field_names(AgentTask)
+
+
+def submit(db: Database, task: AgentTask, *, now: int) -> AgentTask:
+    """Store a pending task and its first event in one transaction.
+
+    Where the task carries a `key` that its agent has used before, the task stored then is returned instead.
+    Raises DuplicateTaskError for a known id, KeyConflictError for a known key with another input.
+    """
+    return submit_many(db, [task], now=now)[0]
+
+
+def submit_many(db: Database, tasks: Sequence[AgentTask], *, now: int) -> list[AgentTask]:
+    """Store many tasks in one transaction: all of them or none."""
+    with db.write():
+        return [_submit(db, task, now=now) for task in tasks]
+
+
+def find(db: Database, task_id: str) -> AgentTask:
+    """The task with this id; raises NotFoundError."""
+    found = instances(AgentTask, db.rows("SELECT * FROM agent_tasks WHERE id = ?", (task_id,)), FIELDS)
+    if not found:
+        raise NotFoundError("task", task_id)
+    return found[0]
+
+
+def find_by_key(db: Database, agent_id: str, key: str) -> AgentTask | None:
+    """The task that an agent was given under this key."""
+    rows = db.rows("SELECT * FROM agent_tasks WHERE agent_id = ? AND key = ?", (agent_id, key))
+    return instances(AgentTask, rows, FIELDS)[0] if rows else None
+
+
+def resolve_id(db: Database, short: str) -> str:
+    """The whole id for any unique beginning or end of it; raises NotFoundError or ConflictError."""
+    return resolve_short_id(db, "task", "agent_tasks", short)
+
+
+def resolve_short_id(db: Database, kind: str, table: str, short: str) -> str:
+    """The whole id of a row of `table` for any unique beginning or end of it."""
+    statement = _BY_SHORT_ID[table]
+    low, high = short, short + "\U0010ffff"
+    escaped = short.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    found = db.rows(statement, (short, low, high, f"%{escaped}"))
+    exact = [row for row in found if row[0] == short]
+    if not found:
+        raise NotFoundError(kind, short)
+    if len(found) > 1 and not exact:
+        raise ConflictError(f"{kind} id {short!r} is not unique: {', '.join(row[0] for row in found)}; give more of it")
+    return str((exact or found)[0][0])
+
+
+_BY_SHORT_ID = {
+    "agent_tasks": """
+        SELECT id FROM agent_tasks WHERE id = ? OR (id >= ? AND id < ?) OR id LIKE ? ESCAPE '\\' LIMIT 4
+    """,
+    "confirmations": """
+        SELECT id FROM confirmations WHERE id = ? OR (id >= ? AND id < ?) OR id LIKE ? ESCAPE '\\' LIMIT 4
+    """,
+}
+
+
+def listing(
+    db: Database,
+    *,
+    status: TaskStatus | None = None,
+    lane: Lane | None = None,
+    session: str | None = None,
+    limit: int = 50,
+    cursor: tuple[int, str] | None = None,
+) -> tuple[list[AgentTask], tuple[int, str] | None]:
+    """A page of tasks, newest first, without their input, result and error; and the cursor of the next page."""
+    query = AgentTask.select(*_LISTED).order_by(AgentTask.created_at.desc(), AgentTask.id.desc()).limit(limit + 1)
+    for column, value in ((AgentTask.status, status), (AgentTask.lane, lane), (AgentTask.parent_session_id, session)):
+        query = query if value is None else query.where(column == value)
+    if cursor is not None:
+        query = query.where(peewee.Tuple(AgentTask.created_at, AgentTask.id) < cursor)
+    found: list[AgentTask] = db.select(query)
+    page = found[:limit]
+    more = len(found) > limit
+    return page, (page[-1].created_at, page[-1].id) if more and page else None
+
+
+_LISTED = [field for field in AgentTask._meta.sorted_fields if field.name not in ("input_json", "result_json", "error_json")]
+
+
+def children(db: Database, task_id: str) -> list[AgentTask]:
+    """The tasks that a task spawned, oldest first."""
+    query = AgentTask.select().where(AgentTask.parent_task_id == task_id).order_by(AgentTask.created_at, AgentTask.id)
+    found: list[AgentTask] = db.select(query)
+    return found
+
+
+def counts(db: Database) -> dict[str, int]:
+    """How many tasks are in each status."""
+    found = dict(db.rows("SELECT status, count(*) FROM agent_tasks GROUP BY status"))
+    return {str(status): int(found.get(str(status), 0)) for status in TaskStatus}
+
+
+def ready(db: Database, lane: str) -> bool:
+    """Whether a claimable row exists in a lane: a cheap look before a write transaction."""
+    return db.row(_READY, (lane,)) is not None
+
+
+_READY = "SELECT 1 FROM agent_tasks WHERE lane = ? AND status = 'pending' AND hold IS NULL LIMIT 1"
+
+
+def ready_ids(db: Database, lane: str, *, limit: int | None = None) -> list[str]:
+    """The ids of the claimable rows of a lane, in the order in which they will be claimed."""
+    statement = """
+        SELECT id FROM agent_tasks WHERE lane = ? AND status = 'pending' AND hold IS NULL ORDER BY rank, id LIMIT ?
+    """
+    return [row[0] for row in db.rows(statement, (lane, -1 if limit is None else limit))]
+
+
+def ready_count(db: Database, lane: str) -> int:
+    """How many rows of a lane are claimable."""
+    row = db.row("SELECT count(*) FROM agent_tasks WHERE lane = ? AND status = 'pending' AND hold IS NULL", (lane,))
+    return int(row[0]) if row else 0
+
+
+def next_due(db: Database, lane: str) -> int | None:
+    """When the next delayed task of a lane is due, in ms."""
+    row = db.row("SELECT due_at FROM agent_tasks WHERE hold = 'due' AND lane = ? ORDER BY due_at LIMIT 1", (lane,))
+    return None if row is None else int(row[0])
+
+
+def expired_ids(db: Database, *, now: int, limit: int = 200) -> list[str]:
+    """Pending tasks that were never claimed and whose time is over."""
+    statement = """
+        SELECT id FROM agent_tasks
+        WHERE expires_at IS NOT NULL AND status = 'pending' AND expires_at <= ? AND attempt = 0 LIMIT ?
+    """
+    return [row[0] for row in db.rows(statement, (now, limit))]
+
+
+def update_checkpoint(db: Database, task_id: str, *, path: str, last_tool_call_id: str | None, now: int) -> None:
+    """Set where a task's snapshot lies and the last tool call that it contains; raises NotFoundError."""
+    statement = """
+        UPDATE agent_tasks SET checkpoint_snapshot_path = ?, last_tool_call_id = ?, updated_at = ? WHERE id = ?
+    """
+    with db.write():
+        if not db.change(statement, (path, last_tool_call_id, now, task_id)):
+            raise NotFoundError("task", task_id)
+
+
+
+def _submit(db: Database, task: AgentTask, *, now: int) -> AgentTask:
+    if task.key is not None and (known := find_by_key(db, task.agent_id, task.key)) is not None:
+        if known.input_json != task.input_json:
+            raise KeyConflictError(task.key, known.id)
+        return known
+    try:
+        db.insert(task)
+    except (cysqlite.IntegrityError, peewee.IntegrityError) as error:
+        if db.row("SELECT 1 FROM agent_tasks WHERE id = ?", (task.id,)) is None:
+            raise
+        raise DuplicateTaskError(task.id) from error
+    payload: dict[str, Any] = {"agent": task.agent_id, "lane": str(task.lane)}
+    if task.due_at is not None:
+        payload["due_at"] = task.due_at
+    events.record(db, task.id, events.AgentEvent.TYPE_TASK_ENQUEUED, payload, now=now)
+    db.touch(str(task.lane))
+    return task
+
+
+__all__ = ["AgentTask", "Durability", "Lane", "RiskLevel", "TaskStatus", "new_id", "submit", "submit_many"]
