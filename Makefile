@@ -27,7 +27,8 @@ lint: .venv/dev
 
 types: .venv/dev
 	$(BIN)/mypy
-	$(BIN)/pyright
+	$(BIN)/mypy tests/typing
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 contracts: .venv/dev
 	$(BIN)/lint-imports

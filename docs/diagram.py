@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
+from relight.models.moves import Move
 from relight.models.tasks import TaskStatus
-from relight.models.transitions import Move
 
 PAGE = Path(__file__).with_name("lifecycle.md")
 BEGIN, END = "<!-- moves:begin -->", "<!-- moves:end -->"

@@ -26,6 +26,7 @@ def locate(name: str) -> str:
     try:
         found = inspect.unwrap(pkgutil.resolve_name(name))
         _, line = inspect.getsourcelines(found)
-        return f"{name} is defined in {Path(inspect.getfile(found)).name}, line {line}."
+        package, file = Path(inspect.getfile(found)).parts[-2:]
+        return f"{name} is defined in {package}/{file}, line {line}."
     except (ImportError, AttributeError, TypeError, OSError):
         return f"There is no Python source for {name}."

@@ -137,7 +137,7 @@ def _described(root: str, file: str) -> FileFacts:
 
 
 def _standard_packages() -> list[Path]:
-    return [Path(module.__file__).parent for module in (json, asyncio)]
+    return [Path(module.__file__).parent for module in (json, asyncio) if module.__file__]
 
 
 def _sources(top: Path) -> list[Path]:

@@ -16,6 +16,7 @@ import peewee
 
 from . import events, journal, tasks, traces, transitions
 from .database import Database, field_names, instances
+from .encoding import splice
 from .errors import AlreadyDecidedError, ConflictError, NotFoundError, StepInDoubtError
 from .events import AgentEvent
 from .fields import Int64Field, StoredText, new_id
@@ -23,7 +24,7 @@ from .journal import StepCall
 from .tasks import AgentTask
 
 
-class Confirmation(peewee.Model):  # type: ignore[misc]  # peewee is untyped
+class Confirmation(peewee.Model):
     """One question about one task; times in epoch ms. `status`: open, approved, resolved, rejected, withdrawn."""
 
     id = peewee.TextField(primary_key=True)
@@ -63,7 +64,7 @@ Confirmation.add_index(
 Confirmation.add_index(Confirmation.index(Confirmation.task_id, name="confirmations_task"))
 
 
-class ConfirmationStep(peewee.Model):  # type: ignore[misc]  # peewee is untyped
+class ConfirmationStep(peewee.Model):
     """One step in doubt. `decision`: ran, again, abandon (a person's), settled_late (its late outcome arrived)."""
 
     confirmation_id = peewee.TextField()
@@ -107,20 +108,27 @@ def ask(
     steps: Sequence[StepInDoubt],
     now: int,
     lost: bool = False,
+    owner: str | None = None,
 ) -> str:
     """Put a task aside as interrupted (`asked` or `diverged`) and file its question; the confirmation's id.
 
-    Raises StaleMove where the task is not what the caller saw.
+    `owner` is the worker that asks about its own running task; without it the task is an orphan. Raises StaleMove where the task is not what the caller saw.
     """
     with db.write():
-        transitions.put_aside(db, task, reason=reason, now=now, lost=lost, error_json=_reason_text(request))
+        why = splice({"type": "Interrupted", "text": request.get("why", "")})
+        if owner is not None:
+            transitions.interrupt(
+                db, task.id, reason=reason, now=now, attempt=task.attempt, worker_id=owner, error_json=why
+            )
+        else:
+            transitions.put_aside(db, task, reason=reason, now=now, lost=lost, error_json=why)
         cid = new_id()
         db.insert(
             Confirmation(
                 id=cid,
                 task_id=task.id,
                 attempt=task.attempt,
-                request_json=json.dumps(request, ensure_ascii=False),
+                request_json=splice(request),
                 asked_at=now,
             )
         )
@@ -132,7 +140,7 @@ def ask(
                     digest=step.call.digest,
                     effect=step.call.effect,
                     attempt=step.attempt,
-                    shown_json=json.dumps(step.shown, ensure_ascii=False),
+                    shown_json=splice(step.shown),
                 )
             )
         told = {"confirmation": cid, "reason": reason, "steps": [step.call.key for step in steps]}
@@ -150,11 +158,6 @@ def find(db: Database, confirmation_id: str) -> Confirmation:
     return found[0]
 
 
-def resolve_id(db: Database, short: str) -> str:
-    """The whole id for any unique beginning or end of it."""
-    return tasks.resolve_short_id(db, "confirmation", "confirmations", short)
-
-
 def listing(db: Database, *, only_open: bool = True) -> list[Confirmation]:
     """The confirmations, oldest first."""
     query = Confirmation.select().order_by(Confirmation.asked_at, Confirmation.id)
@@ -166,6 +169,15 @@ def steps(db: Database, confirmation_id: str) -> list[ConfirmationStep]:
     """The steps in doubt that a confirmation names."""
     statement = "SELECT * FROM confirmation_steps WHERE confirmation_id = ? ORDER BY step_key"
     return instances(ConfirmationStep, db.rows(statement, (confirmation_id,)), STEP_FIELDS)
+
+
+def granted(db: Database, task_id: str) -> set[tuple[str, str]]:
+    """The (step key, digest) that a person allowed to run again and that have not done so yet."""
+    statement = """
+        SELECT s.step_key, s.digest FROM confirmation_steps s JOIN confirmations c ON c.id = s.confirmation_id
+        WHERE c.task_id = ? AND s.decision = 'again' AND s.consumed_at IS NULL
+    """
+    return {(row[0], row[1]) for row in db.rows(statement, (task_id,))}
 
 
 def approve(db: Database, confirmation_id: str, *, by: str, now: int) -> AgentTask:
@@ -183,7 +195,7 @@ def reject(db: Database, confirmation_id: str, *, by: str, reason: str, now: int
     with db.write():
         asked = _open(db, confirmation_id)
         _close(db, asked, "rejected", by=by, now=now)
-        detail = json.dumps({"type": "Rejected", "text": reason or f"rejected by {by}"}, ensure_ascii=False)
+        detail = splice({"type": "Rejected", "text": reason or f"rejected by {by}"})
         return transitions.reject(db, asked.task_id, by=by, detail=detail, now=now)
 
 
@@ -194,7 +206,9 @@ def answer_ran(
     return _answer(db, confirmation_id, step_key, "ran", outcome_json=outcome_json, by=by, now=now)
 
 
-def answer_again(db: Database, confirmation_id: str, step_key: str | None, *, by: str, now: int) -> AgentTask | None:
+def answer_again(
+    db: Database, confirmation_id: str, step_key: str | None, *, by: str, now: int
+) -> AgentTask | None:
     """A step in doubt may run again, once; refused while its old worker may still be executing it."""
     return _answer(db, confirmation_id, step_key, "again", outcome_json=None, by=by, now=now)
 
@@ -211,7 +225,9 @@ def undecided_step(db: Database, confirmation_id: str, step_key: str | None) -> 
     found = steps(db, confirmation_id)
     named = [step for step in found if step.step_key == step_key]
     if step_key is not None and not named:
-        raise NotFoundError("step in doubt", step_key, hint=f"it has {', '.join(s.step_key for s in found) or 'none'}")
+        raise NotFoundError(
+            "step in doubt", step_key, hint=f"it has {', '.join(s.step_key for s in found) or 'none'}"
+        )
     open_ones = [step for step in found if step.decision is None]
     if named and named[0].decision is not None:
         raise AlreadyDecidedError(confirmation_id, f"{named[0].decision} for step {step_key}", None)
@@ -219,7 +235,9 @@ def undecided_step(db: Database, confirmation_id: str, step_key: str | None) -> 
         return named[0]
     if len(open_ones) != 1:
         keys = ", ".join(step.step_key for step in open_ones) or "none"
-        raise ConflictError(f"confirmation {confirmation_id} has these steps in doubt: {keys}; name one with --step")
+        raise ConflictError(
+            f"confirmation {confirmation_id} has these steps in doubt: {keys}; name one with --step"
+        )
     return open_ones[0]
 
 
@@ -256,8 +274,7 @@ def _answer(
 def _refuse_while_owner_may_live(db: Database, task: AgentTask, step_key: str) -> None:
     if task.worker_id is None:
         return
-    dead = db.row("SELECT 1 FROM workers WHERE id = ? AND dead_at IS NOT NULL", (task.worker_id,))
-    if dead is None:
+    if db.row("SELECT 1 FROM workers WHERE id = ? AND dead_at IS NULL", (task.worker_id,)) is not None:
         raise ConflictError(
             f"step {step_key} of task {task.id} cannot run again: worker {task.worker_id} is not proved dead "
             "and may still be executing it; end that process, or answer --ran or --abandon"
@@ -283,7 +300,3 @@ def _close(db: Database, asked: Confirmation, status: str, *, by: str, now: int)
     )
     told = {"confirmation": asked.id, "decision": status, "by": by}
     events.record(db, asked.task_id, AgentEvent.TYPE_CONFIRMATION_DECIDED, told, now=now)
-
-
-def _reason_text(request: dict[str, Any]) -> str:
-    return json.dumps({"type": "Interrupted", "text": request.get("why", "")}, ensure_ascii=False)

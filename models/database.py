@@ -29,7 +29,9 @@ from .errors import (
     StorageLockedError,
     StorageUnreadableError,
 )
+from .fields import clamped
 from .gate import WriteGate
+from .marks import clean_text
 
 M = TypeVar("M", bound=peewee.Model)
 Params = Sequence[Any]
@@ -46,7 +48,7 @@ class Durability(IntEnum):
     FULL = 2  # loss of power
 
 
-class Database(CySqliteDatabase):  # type: ignore[misc]  # peewee is untyped
+class Database(CySqliteDatabase):  # type: ignore[misc]  # playhouse is untyped
     """One state file, seen from one process.
 
     `ring` is called with the topics touched by a transaction, after its commit; whoever waits for work sets it.
@@ -55,7 +57,7 @@ class Database(CySqliteDatabase):  # type: ignore[misc]  # peewee is untyped
     def __init__(self, path: Path, *, gate_ms: int, durability: str) -> None:
         super().__init__(str(path), rank_functions=False, lock_type="IMMEDIATE")
         self.path = path
-        self.ring: Callable[[frozenset[str]], None] = lambda topics: None
+        self.ring: Callable[[frozenset[str]], object] = lambda topics: None
         self.gate = WriteGate(path.parent / "locks", gate_ms=gate_ms)
         self._ceiling = Durability.NORMAL if durability == "process" else Durability.FULL
         self._opened: list[tuple[threading.Thread, Any]] = []
@@ -84,9 +86,12 @@ class Database(CySqliteDatabase):  # type: ignore[misc]  # peewee is untyped
                 try:
                     yield
                     conn.commit()
-                except BaseException as error:
+                except (cysqlite.SqliteError, peewee.PeeweeException) as error:
                     _roll_back(conn)
                     raise translated(error, self.path) from error
+                except BaseException:
+                    _roll_back(conn)
+                    raise
                 finally:
                     self._local.topics = None
             finally:
@@ -107,7 +112,7 @@ class Database(CySqliteDatabase):  # type: ignore[misc]  # peewee is untyped
         """Run a statement and fetch everything it returns."""
         with forks.guard:
             try:
-                return self.connection().execute(sql, params).fetchall()  # type: ignore[no-any-return]
+                return self._execute(sql, params).fetchall()  # type: ignore[no-any-return]
             except (cysqlite.SqliteError, peewee.PeeweeException) as error:
                 raise translated(error, self.path) from error
 
@@ -119,18 +124,17 @@ class Database(CySqliteDatabase):  # type: ignore[misc]  # peewee is untyped
     def change(self, sql: str, params: Params = ()) -> int:
         """Run a statement that writes; the number of rows it changed."""
         with forks.guard:
-            conn = self.connection()
             try:
-                conn.execute(sql, params)
+                self._execute(sql, params)
             except (cysqlite.SqliteError, peewee.PeeweeException) as error:
                 raise translated(error, self.path) from error
-            return conn.changes()  # type: ignore[no-any-return]
+            return self.connection().changes()  # type: ignore[no-any-return]
 
     def change_many(self, sql: str, page: Sequence[Params]) -> None:
         """Run one writing statement for each of the parameter rows."""
         with forks.guard:
             try:
-                self.connection().executemany(sql, page)
+                self.connection().executemany(sql, [_storable(params) for params in page])
             except (cysqlite.SqliteError, peewee.PeeweeException) as error:
                 raise translated(error, self.path) from error
 
@@ -138,20 +142,31 @@ class Database(CySqliteDatabase):  # type: ignore[misc]  # peewee is untyped
         """Insert a model instance; the id that the table assigned is set on it."""
         sql, columns = _insert_statement(type(record))
         data = record.__data__
-        self.change(sql, [field.db_value(data.get(field.name)) for field in columns])
+        stored = [field.db_value(data.get(field.name)) for field in columns]  # type: ignore[no-untyped-call]
+        self.change(sql, stored)
         if isinstance(record._meta.primary_key, peewee.AutoField):
-            record._pk = self.connection().last_insert_rowid()
+            record.__data__[record._meta.primary_key.name] = self.connection().last_insert_rowid()
 
-    def select(self, query: peewee.ModelSelect) -> list[Any]:
+    def select(self, query: peewee.ModelSelect[M]) -> list[M]:
         """The model instances that a peewee query finds, all of them."""
         sql, params = query.sql()
         return instances(query.model, self.rows(sql, params), [node.name for node in query.selected_columns])
+
+    def _execute(self, sql: str, params: Params) -> Any:
+        conn = self.connection()
+        try:
+            return conn.execute(sql, params)
+        except (
+            UnicodeEncodeError,
+            OverflowError,
+        ):  # half an emoji, a number of over 64 bits: SQLite has neither
+            return conn.execute(sql, _storable(params))
 
     # -- life of the connections ------------------------------------------------------------------------------
 
     def close_all(self) -> None:
         """Close every connection of this process, of whatever thread; the next statement opens a new one."""
-        with forks.guard:
+        with forks.guard.alone():
             self._drop_connections()
             self.gate.close()
 
@@ -169,7 +184,9 @@ class Database(CySqliteDatabase):  # type: ignore[misc]  # peewee is untyped
 
     def _connect(self) -> Any:
         self._close_orphaned_connections()
-        conn = cysqlite.Connection(str(self.path), flags=_OPEN_READWRITE, timeout=BUSY_TIMEOUT_S)
+        conn = cysqlite.connect(  # type: ignore[attr-defined]  # cysqlite names no exports
+            str(self.path), flags=_OPEN_READWRITE, timeout=BUSY_TIMEOUT_S
+        )
         for pragma, value in CONNECTION_PRAGMAS:
             conn.pragma(pragma, value)
         self._local.synchronous = 0
@@ -217,7 +234,10 @@ def instances(model: type[M], rows: list[tuple[Any, ...]], names: Sequence[str])
     """Model instances of a page of rows whose columns are the fields called `names`."""
     fields = [(name, model._meta.fields[name].python_value) for name in names]
     return [
-        model(__no_default__=True, **{name: convert(value) for (name, convert), value in zip(fields, row, strict=True)})
+        model(
+            __no_default__=True,
+            **{name: convert(value) for (name, convert), value in zip(fields, row, strict=True)},
+        )
         for row in rows
     ]
 
@@ -229,7 +249,9 @@ def field_names(model: type[peewee.Model]) -> list[str]:
 
 def translated(error: BaseException, path: Path) -> BaseException:
     """Our error for one of SQLite's; anything else comes back unchanged."""
-    if isinstance(error, RelightError) or not isinstance(error, (cysqlite.SqliteError, peewee.PeeweeException)):
+    if isinstance(error, RelightError) or not isinstance(
+        error, (cysqlite.SqliteError, peewee.PeeweeException)
+    ):
         return error
     cause = error.args[0] if error.args and isinstance(error.args[0], cysqlite.SqliteError) else error
     if isinstance(cause, (cysqlite.IntegrityError, peewee.IntegrityError)):
@@ -265,6 +287,14 @@ def _roll_back(conn: Any) -> None:
     """End the transaction if SQLite has not done so already (it does on a full disk), keeping the first error."""
     if conn.in_transaction:
         conn.rollback()
+
+
+def _storable(params: Params) -> list[Any]:
+    """The parameters with lone surrogates replaced and integers clamped."""
+    return [
+        clean_text(value) if isinstance(value, str) else clamped(value) if isinstance(value, int) else value
+        for value in params
+    ]
 
 
 @cache

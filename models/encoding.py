@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import lru_cache, partial
+from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from . import errors
@@ -31,11 +32,13 @@ __all__ = [
     "encode",
     "rebuild_error",
     "revive",
+    "splice",
 ]
 
 T = TypeVar("T")
 
 ERROR_TEXT_BYTES = 8192
+MAX_NOTES = 16
 
 _SCALARS = {str, int, float, bool, type(None)}
 
@@ -51,6 +54,11 @@ def encode(value: Any) -> Encoded:
     """Write any value as JSON, keeping the order of its keys."""
     text = _plain_text(value)
     return _built(value, sort_keys=False) if text is None else Encoded(text, lossy=False)
+
+
+def splice(document: Any) -> str:
+    """Write a document whose parts went through `encode` before: the marks in them stay marks."""
+    return _with_room(lambda: dumps(Builder(spliced=True).build(document)))
 
 
 def decode(text: str, annotation: Any = None) -> Any:
@@ -103,17 +111,22 @@ def describe_error(error: BaseException) -> dict[str, Any]:
     arguments = _simple_arguments(error)
     if arguments is not None:
         record["args"] = arguments
-    notes = [_bounded(note) for note in attempt(lambda: list(error.__notes__), []) if isinstance(note, str)]
-    return {**record, "notes": notes[:16]} if notes else record
+    notes = getattr(error, "__notes__", None)
+    if isinstance(notes, list) and notes:
+        record["notes"] = [_bounded(note) for note in notes[:MAX_NOTES] if isinstance(note, str)]
+    return record
 
 
-def rebuild_error(record: Mapping[str, Any]) -> Exception:
+def rebuild_error(record: Mapping[str, Any], *, modules: Mapping[str, ModuleType] | None = None) -> Exception:
     """Make the recorded exception again if its class is imported already and says the same; else a StepFailed.
 
-    The live run and every replay take their exception from here, so that the agent meets the same one in both.
+    The live run and every replay take their exception from here, so that the agent meets the same one in both. What
+    counts as imported is `modules`: a copy of `sys.modules` made when the agents were loaded keeps a class that only
+    the step's own body imports from being known live and unknown at replay.
     """
     text = str(record.get("text", ""))
-    kind = _imported_exception(record.get("module"), record.get("type"))
+    loaded = sys.modules if modules is None else modules
+    kind = _imported_exception(loaded, record.get("module"), record.get("type"))
     made = _made_again(kind, record.get("args"), text) if kind else None
     error = made or errors.StepFailed(str(record.get("type", "Exception")), text)
     for note in record.get("notes", ()):
@@ -132,7 +145,7 @@ def _plain_text(value: Any) -> str | None:
         text = dumps(value)
         if not text.isascii():
             text.encode()
-    except (ValueError, RecursionError):  # NaN, a lone surrogate, an integer of over 4300 digits, a deep caller
+    except (ValueError, RecursionError):  # NaN, a lone surrogate, an integer of over 4300 digits
         return None
     return None if '"$' in text else text
 
@@ -236,9 +249,8 @@ def _simple_arguments(error: BaseException) -> list[Any] | None:
 
     `__reduce__` knows it better than `args`: JSONDecodeError takes three arguments and keeps one.
     """
-    reduced = attempt(error.__reduce__, None)
-    made_by = isinstance(reduced, tuple) and len(reduced) > 1 and reduced[0] is type(error)
-    arguments = reduced[1] if made_by else error.args
+    reduced = attempt(lambda: error.__reduce__(), None)
+    arguments = reduced[1] if isinstance(reduced, tuple) and reduced[0] is type(error) else error.args
     if not isinstance(arguments, tuple) or not {*map(type, arguments)} <= _SCALARS | {bytes}:
         return None
     text, lossy = encode(arguments)
@@ -246,14 +258,14 @@ def _simple_arguments(error: BaseException) -> list[Any] | None:
     return None if lossy or len(text) > ERROR_TEXT_BYTES else simple
 
 
-def _imported_exception(module: Any, qualname: Any) -> type[Exception] | None:
+def _imported_exception(loaded: Mapping[str, ModuleType], module: Any, name: Any) -> type[Exception] | None:
     """The Exception subclass of that very name in a module that is loaded; nothing is imported for it."""
-    found: Any = sys.modules.get(module) if isinstance(module, str) else None
-    for name in str(qualname).split("."):
-        found = vars(found).get(name) if isinstance(found, type) or inspect.ismodule(found) else None
+    found: Any = loaded.get(module) if isinstance(module, str) else None
+    for part in str(name).split("."):
+        found = vars(found).get(part) if isinstance(found, type) or inspect.ismodule(found) else None
     if not (isinstance(found, type) and issubclass(found, Exception)):
         return None
-    return found if (found.__module__, found.__qualname__) == (module, qualname) else None
+    return found if (found.__module__, found.__qualname__) == (module, name) else None
 
 
 def _made_again(kind: type[Exception], arguments: Any, text: str) -> Exception | None:

@@ -1,39 +1,41 @@
 """Every error that Relight raises, and the exit code that the command line gives for it.
 
-    RelightError (1)
-    ├── InputError (2)               a bad call: the message names the parameter
-    ├── SettingError (2)             a setting that cannot be used
-    ├── NotFoundError (3)            no such task, confirmation, step or agent
-    ├── ConflictError (4)
-    │   ├── StaleMove                someone else moved the task first
-    │   ├── DuplicateTaskError       the id is taken
-    │   ├── KeyConflictError         the key is taken by a different input
-    │   ├── AlreadyDecidedError      the confirmation was answered before
-    │   └── StepInDoubtError         an approve that would leave a step in doubt
-    ├── WaitTimeoutError (5)         the task did not end in time
-    ├── RefusedError (6)
-    │   ├── TooLargeError            over a configured limit
-    │   └── MisuseError              a call that is not allowed where it was made
-    │       ├── StepNeedsAwait       a synchronous step called directly on the event loop
-    │       ├── StepNotAwaited       a step was created and never awaited
-    │       └── StepOutsideRun       a step called in a worker without its run
-    ├── StorageError (7)
-    │   ├── StorageLockedError       another process holds the write lock for too long
-    │   ├── StorageFullError         no space left
-    │   ├── StorageUnreadableError   the file is missing, damaged or not permitted
-    │   └── NewerSchemaError         the file was written by a newer Relight
-    ├── TaskFailedError (1)          the awaited task ended failed
-    ├── StepFailed (1)               a recorded exception whose class cannot be rebuilt
-    ├── StepAbandoned (1)            a person gave up a step that was in doubt
-    ├── NotDone (1)                  raised by a step: the effect did certainly not happen
-    └── SealedStepError (1)          a recorded outcome cannot be read back
+RelightError (1)
+├── InputError (2)               a bad call: the message names the parameter
+├── SettingError (2)             a setting that cannot be used
+├── NotFoundError (3)            no such task, confirmation, step or agent
+├── ConflictError (4)
+│   ├── StaleMove                someone else moved the task first
+│   ├── DuplicateTaskError       the id is taken
+│   ├── KeyConflictError         the key is taken by a different input
+│   ├── AlreadyDecidedError      the confirmation was answered before
+│   └── StepInDoubtError         an approve that would leave a step in doubt
+├── WaitTimeoutError (5)         the task did not end in time
+├── RefusedError (6)
+│   ├── TooLargeError            over a configured limit
+│   └── MisuseError              a call that is not allowed where it was made
+│       ├── StepNeedsAwait       a synchronous step called directly on the event loop
+│       ├── StepNotAwaited       a step was created and never awaited
+│       └── StepOutsideRun       a step called in a worker without its run
+├── StorageError (7)
+│   ├── StorageLockedError       another process holds the write lock for too long
+│   ├── StorageFullError         no space left
+│   ├── StorageUnreadableError   the file is missing, damaged or not permitted
+│   └── NewerSchemaError         the file was written by a newer Relight
+├── TaskFailedError (1)          the awaited task ended failed
+├── StepFailed (1)               a recorded exception whose class cannot be rebuilt
+├── StepAbandoned (1)            a person gave up a step that was in doubt
+├── NotDone (1)                  raised by a step: the effect did certainly not happen
+├── SealedStepError (1)          a recorded outcome cannot be read back
+└── UnreadableTraceError (1)     a recorded trace event is of no known kind or shape
 
-    ControlFlow (BaseException)      never an outcome; agent code cannot swallow it for good
-    ├── Cancelled                    the task was cancelled
-    ├── LeaseLost                    another attempt owns the task now
-    ├── Asked                        a step waits for a person
-    ├── Diverged                     the code asked for something else than was recorded
-    └── Suspended                    the run waits and gives its worker back
+ControlFlow (BaseException)      never an outcome; agent code cannot swallow it for good
+├── Cancelled                    the task was cancelled
+├── LeaseLost                    another attempt owns the task now
+├── Asked                        a step waits for a person
+├── Diverged                     the code asked for something else than was recorded
+├── Unreadable                   a recorded outcome cannot be read back: the task fails
+└── Suspended                    the run waits and gives its worker back
 """
 
 from __future__ import annotations
@@ -106,7 +108,9 @@ class AlreadyDecidedError(ConflictError):
 
     def __init__(self, confirmation_id: str, decision: str, by: str | None) -> None:
         self.confirmation_id, self.decision, self.by = confirmation_id, decision, by
-        super().__init__(f"confirmation {confirmation_id} is already decided: {decision}, by {by or 'nobody'}")
+        super().__init__(
+            f"confirmation {confirmation_id} is already decided: {decision}, by {by or 'nobody'}"
+        )
 
 
 class StepInDoubtError(ConflictError):
@@ -141,7 +145,9 @@ class TooLargeError(RefusedError):
 
     def __init__(self, what: str, size: int, limit: int, setting: str) -> None:
         self.size, self.limit = size, limit
-        super().__init__(f"{what} has {size} bytes, the limit is {limit} ({setting}); pass a path or a reference")
+        super().__init__(
+            f"{what} has {size} bytes, the limit is {limit} ({setting}); pass a path or a reference"
+        )
 
 
 class MisuseError(RefusedError):
@@ -210,6 +216,10 @@ class SealedStepError(RelightError):
     """A recorded outcome cannot be read back: its blob is missing or does not match its digest."""
 
 
+class UnreadableTraceError(RelightError):
+    """A recorded trace event is not JSON, is of no known kind or lacks a key; the message names it."""
+
+
 class ControlFlow(BaseException):
     """Ends a run without being its outcome; once raised, every later call on that run raises it again."""
 
@@ -232,6 +242,14 @@ class Asked(ControlFlow):
 
     step_key: str
     why: str
+
+
+@dataclass
+class Unreadable(ControlFlow):
+    """Replay stopped: the outcome of `step_key` cannot be read back, and an agent must not take that for its error."""
+
+    step_key: str
+    cause: SealedStepError
 
 
 @dataclass

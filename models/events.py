@@ -6,19 +6,19 @@ is committed. Reading is `seq > n`, in order.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, Self
 
 import peewee
 
 from .database import Database, Durability, field_names, instances
+from .encoding import encode
 from .fields import TASK_REF, Int64Field
 
 PAGE = 500
 
 
-class AgentEvent(peewee.Model):  # type: ignore[misc]  # peewee is untyped
+class AgentEvent(peewee.Model):
     """One event of one task; `timestamp` in epoch ms."""
 
     TYPE_TASK_STARTED = "task_started"
@@ -52,7 +52,12 @@ class AgentEvent(peewee.Model):  # type: ignore[misc]  # peewee is untyped
     def new(cls, task_id: str, seq: int, event_type: str, payload: Any, *, now: int) -> Self:
         """An event that is not structural; `payload` is anything JSON can hold."""
         return cls(
-            task_id=task_id, seq=seq, event_type=event_type, payload_json=_json(payload), is_structural=0, timestamp=now
+            task_id=task_id,
+            seq=seq,
+            event_type=event_type,
+            payload_json=_json(payload),
+            is_structural=0,
+            timestamp=now,
         )
 
     @classmethod
@@ -81,7 +86,9 @@ def record_pulses(db: Database, task_id: str, payloads: Sequence[tuple[Any, int]
     """Append a batch of (payload, ms) as `ai_streaming` pulses of one task."""
     kind = AgentEvent.TYPE_AI_STREAMING
     with db.write(Durability.NORMAL):
-        db.change_many(_APPEND, [(task_id, task_id, task_id, kind, _json(p), 0, stamp) for p, stamp in payloads])
+        db.change_many(
+            _APPEND, [(task_id, task_id, task_id, kind, _json(p), 0, stamp) for p, stamp in payloads]
+        )
         db.touch("watch")
 
 
@@ -154,4 +161,4 @@ def count(db: Database) -> int:
 
 
 def _json(payload: Any) -> str:
-    return json.dumps(payload, ensure_ascii=False, separators=(",", ":"), default=str)
+    return encode(payload).text

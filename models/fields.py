@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import logging
 from enum import StrEnum
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import peewee
 
 log = logging.getLogger("relight.models")
 
+W = TypeVar("W", bound="Word")
+
 INT64_MAX = 2**63 - 1
+
+
+def clamped(number: int) -> int:
+    """The nearest integer that a column can hold: it never wraps (ruling 43)."""
+    return max(-INT64_MAX - 1, min(number, INT64_MAX))
 
 
 class Word(StrEnum):
@@ -30,7 +37,9 @@ class Word(StrEnum):
         try:
             return cls(str(text).lower())
         except ValueError:
-            log.warning("unknown word", extra={"kind": cls.__name__, "text": str(text), "taken_as": cls.fallback()})
+            log.warning(
+                "unknown word", extra={"kind": cls.__name__, "text": str(text), "taken_as": cls.fallback()}
+            )
             return cls.fallback()
 
 
@@ -43,15 +52,19 @@ def _stored(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-class StoredText(peewee.TextField):  # type: ignore[misc]  # peewee is untyped
+class StoredText(peewee.TextField):
     """A TEXT column whose default stands in the table."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**_stored(options))
 
 
-class WordField(peewee.TextField):  # type: ignore[misc]  # peewee is untyped
+class WordField(peewee.TextField):
     """A column that holds one word of a closed set."""
+
+    if TYPE_CHECKING:  # peewee's own overloads say that every TextField holds a str
+
+        def __new__(cls, words: type[W], **options: Any) -> peewee.Field[W]: ...  # type: ignore[misc]
 
     def __init__(self, words: type[Word], **options: Any) -> None:
         self.words = words
@@ -64,14 +77,14 @@ class WordField(peewee.TextField):  # type: ignore[misc]  # peewee is untyped
         return None if value is None else self.words.parse(value)
 
 
-class Int64Field(peewee.IntegerField):  # type: ignore[misc]  # peewee is untyped
-    """An INTEGER column; a larger value is clamped to 2⁶³−1, since SQLite's integers end there (ruling 43)."""
+class Int64Field(peewee.IntegerField):
+    """An INTEGER column; a larger value is clamped to 2⁶³−1, since SQLite's integers end there."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**_stored(options))
 
     def db_value(self, value: int | None) -> int | None:
-        return None if value is None else max(-INT64_MAX - 1, min(int(value), INT64_MAX))
+        return None if value is None else clamped(int(value))
 
 
 def new_id() -> str:
@@ -79,8 +92,6 @@ def new_id() -> str:
     import uuid_utils
 
     return str(uuid_utils.uuid7())
-
-
 
 
 TASK_REF = peewee.SQL("FOREIGN KEY (task_id) REFERENCES agent_tasks (id) ON DELETE RESTRICT")

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Protocol
 
@@ -35,11 +37,20 @@ class ForkGuard:
         """Have `holder.close_inherited()` called in every forked child."""
         self._holders.add(holder)
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Run the block while no statement of another thread runs."""
+        self._before()
+        try:
+            yield
+        finally:
+            self._after_in_parent()
+
     def __enter__(self) -> None:
         depth = getattr(self._local, "depth", 0)
         if depth == 0:
             with self._changed:
-                while self._forking:
+                while self._forking or self._wanting:  # a wish counts: busy threads are never all outside
                     self._changed.wait()
                 self._inside += 1
         self._local.depth = depth + 1
@@ -57,16 +68,20 @@ class ForkGuard:
     def _reset(self) -> None:
         self._changed = threading.Condition(threading.Lock())
         self._inside = 0
+        self._wanting = 0
         self._forking = False
         self._local = threading.local()
 
     def _before(self) -> None:
         mine = 1 if getattr(self._local, "depth", 0) else 0
-        self._changed.acquire()
-        while self._forking or self._inside > mine:
-            self._changed.wait()
-        self._forking = True
-        self._changed.release()
+        with self._changed:
+            self._wanting += 1
+            try:
+                while self._forking or self._inside > mine:
+                    self._changed.wait()
+            finally:
+                self._wanting -= 1
+            self._forking = True
 
     def _after_in_parent(self) -> None:
         with self._changed:

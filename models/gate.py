@@ -86,7 +86,11 @@ class WriteGate:
             self._reported_at = now
             log.warning(
                 "the write gate stayed shut, going on without it",
-                extra={"gate_ms": self.gate_ms, "holder_pid": self.holder(), "gate": str(self.folder / "write")},
+                extra={
+                    "gate_ms": self.gate_ms,
+                    "holder_pid": self.holder(),
+                    "gate": str(self.folder / "write"),
+                },
             )
         return False
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import events, tasks, traces, transitions
+from . import events, tasks, traces
 from .database import Database, Durability
-from .errors import Asked, Cancelled, ControlFlow, LeaseLost
+from .errors import Asked, Cancelled, ControlFlow, LeaseLost, NotFoundError
 from .events import AgentEvent
 
 
@@ -35,7 +35,9 @@ class StepCall:
     effect: str
 
 
-def accept_intent(db: Database, claim: Claim, call: StepCall, event_json: str, *, told: dict[str, Any], now: int) -> None:
+def accept_intent(
+    db: Database, claim: Claim, call: StepCall, event_json: str, *, told: dict[str, Any], now: int
+) -> None:
     """Store that a step is about to run, before it runs.
 
     A write raises the stored risk to high. Raises Cancelled or LeaseLost where the attempt does not own its task any
@@ -45,7 +47,7 @@ def accept_intent(db: Database, claim: Claim, call: StepCall, event_json: str, *
     with db.write(Durability.FULL if write else Durability.NORMAL):
         if not db.change(_OWN_FOR_INTENT, (call.key, now, call.effect, *_fence(claim))):
             raise lost(db, claim)
-        if write and db.row(_OPEN_INTENT, (claim.task_id, call.key)) is not None:
+        if write:
             _consume_grant(db, claim.task_id, call, now=now)
         traces.append(
             db,
@@ -82,7 +84,7 @@ def record_outcome(
         if late is not None:
             told = {**told, "late": True}
             db.change(_SETTLE_LATE, (now, call.key, claim.task_id))
-            transitions.let_go(db, claim.task_id, attempt=claim.attempt, worker_id=claim.worker_id)
+            let_go(db, claim.task_id, attempt=claim.attempt, worker_id=claim.worker_id)
         events.record(db, claim.task_id, AgentEvent.TYPE_TOOL_CALL_COMPLETED, told, now=now)
     return late
 
@@ -107,7 +109,13 @@ def record_value(
 
 
 def record_spawn(
-    db: Database, claim: Claim, call: StepCall, event_json: str, children: Sequence[tasks.AgentTask], *, now: int
+    db: Database,
+    claim: Claim,
+    call: StepCall,
+    event_json: str,
+    children: Sequence[tasks.AgentTask],
+    *,
+    now: int,
 ) -> None:
     """Store children and the outcome of the step that spawned them in one transaction."""
     with db.write():
@@ -121,13 +129,63 @@ def record_spawn(
 
 
 def record_answer(
-    db: Database, task_id: str, attempt: int, call: StepCall, event_json: str, *, told: dict[str, Any], now: int
+    db: Database,
+    task_id: str,
+    attempt: int,
+    call: StepCall,
+    event_json: str,
+    *,
+    told: dict[str, Any],
+    now: int,
 ) -> None:
     """Store a person's answer as the outcome of a step that was in doubt."""
     with db.write():
         traces.supersede(db, task_id, [call.key])
         _append_outcome(db, task_id, attempt, call, event_json, now=now)
         events.record(db, task_id, AgentEvent.TYPE_TOOL_CALL_COMPLETED, told, now=now)
+
+
+def stamp_version(db: Database, task_id: str, version: str, *, attempt: int, worker_id: str) -> None:
+    """Note which version of its agent records the steps of a task, as long as this attempt owns it."""
+    statement = """
+        UPDATE agent_tasks SET handler_version = ?
+        WHERE id = ? AND attempt = ? AND worker_id = ? AND status = 'running'
+    """
+    with db.write(Durability.NORMAL):
+        db.change(statement, (version, task_id, attempt, worker_id))
+
+
+def update_checkpoint(
+    db: Database, task_id: str, *, path: str, last_tool_call_id: str | None, now: int
+) -> None:
+    """Set where a task's snapshot lies and the last tool call that it contains; raises NotFoundError."""
+    statement = """
+        UPDATE agent_tasks SET checkpoint_snapshot_path = ?, last_tool_call_id = ?, updated_at = ? WHERE id = ?
+    """
+    with db.write():
+        if not db.change(statement, (path, last_tool_call_id, now, task_id)):
+            raise NotFoundError("task", task_id)
+
+
+def let_go(db: Database, task_id: str, *, attempt: int, worker_id: str) -> None:
+    """A fenced owner has ended the last write that it was still executing: its name leaves the row."""
+    with db.write():
+        db.change(_LET_GO, (task_id, attempt, worker_id))
+
+
+_LET_GO = """
+    UPDATE agent_tasks SET worker_id = NULL
+    WHERE id = ? AND attempt = ? AND worker_id = ? AND status = 'interrupted' AND NOT EXISTS (
+        SELECT 1 FROM task_traces i
+        WHERE i.task_id = agent_tasks.id AND i.attempt = agent_tasks.attempt
+        AND i.event_kind = 'tool_call_started' AND i.effect = 'write'
+        AND NOT EXISTS (
+            SELECT 1 FROM task_traces o
+            WHERE o.task_id = i.task_id AND o.step_key = i.step_key
+            AND o.event_kind = 'tool_call_completed' AND o.step_index > i.step_index
+        )
+    )
+"""
 
 
 def owns(db: Database, claim: Claim) -> bool:
@@ -143,10 +201,14 @@ def lost(db: Database, claim: Claim) -> ControlFlow:
     status, reason, attempt = row
     if reason in ("cancelled", "parent_cancelled"):
         return Cancelled(f"task {claim.task_id} was cancelled")
-    return LeaseLost(f"task {claim.task_id}, attempt {claim.attempt}: now {status} ({reason}), attempt {attempt}")
+    return LeaseLost(
+        f"task {claim.task_id}, attempt {claim.attempt}: now {status} ({reason}), attempt {attempt}"
+    )
 
 
-def _append_outcome(db: Database, task_id: str, attempt: int, call: StepCall, event_json: str, *, now: int) -> None:
+def _append_outcome(
+    db: Database, task_id: str, attempt: int, call: StepCall, event_json: str, *, now: int
+) -> None:
     traces.append(
         db,
         task_id,
@@ -161,7 +223,9 @@ def _append_outcome(db: Database, task_id: str, attempt: int, call: StepCall, ev
 
 
 def _consume_grant(db: Database, task_id: str, call: StepCall, *, now: int) -> None:
-    if not db.change(_CONSUME_GRANT, (now, call.key, call.digest, task_id)):
+    """Use up a yes, whether or not this intent needs it: what is left would allow a later one."""
+    used = db.change(_CONSUME_GRANT, (now, call.key, call.digest, task_id))
+    if not used and db.row(_OPEN_INTENT, (task_id, call.key)) is not None:
         raise Asked(call.key, "the step may have happened before and nobody allowed it to run again")
 
 

@@ -1,8 +1,8 @@
 """The forms of what JSON cannot say, written and read back.
 
-Invariant: a form is a dictionary with one key, one of `MARKS`; a user's own dictionary that looks like one is written as
-`$map`, so that reading is never ambiguous. `Builder.build` gives JSON's own types for any value and never an address:
-what has no form becomes `{"$lossy": "<type>"}` and sets `lossy`.
+Invariant: a form is a dictionary with one key, one of `RESERVED`; a user's own dictionary that looks like one is
+written as `$map`, so that reading is never ambiguous. `Builder.build` gives JSON's own types for any value and never an
+address: what has no form becomes `{"$lossy": "<type>"}` and sets `lossy`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from decimal import Decimal
 from enum import Enum
 from functools import singledispatch
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from uuid import UUID
-
-T = TypeVar("T")
 
 #: How deep the written JSON may go: the way back has 1000 levels, of the interpreter's stack and of SQLite's JSON functions.
 MAX_DEPTH = 200
@@ -38,11 +36,11 @@ def clean_text(text: str) -> str:
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
-def attempt(call: Callable[[], T], otherwise: T) -> T:
-    """Call the code of a foreign value; where that raises, the value has no such form."""
+def attempt(call: Callable[[], Any], otherwise: Any, *, let: tuple[type[Exception], ...] = ()) -> Any:
+    """Call the code of a foreign value; where that raises, but for what is let through, the value has no such form."""
     try:
         return call()
-    except RecursionError:
+    except let:
         raise
     except Exception:  # noqa: BLE001 - a value's own code may raise anything, and its step is done already
         return otherwise
@@ -71,17 +69,19 @@ class Builder:
     """Rebuilds one value from JSON's own types, in two frames of stack a level.
 
     `typed` holds below a dataclass or model: its annotations know the types, so plain texts and lists will do.
+    `spliced` says that marks in the value are marks already, not a user's own keys.
     """
 
-    def __init__(self, *, sort_keys: bool) -> None:
-        self.sort_keys, self.lossy, self.typed = sort_keys, False, False
+    def __init__(self, *, sort_keys: bool = False, spliced: bool = False) -> None:
+        self.sort_keys, self.spliced = sort_keys, spliced
+        self.lossy, self.typed = False, False
         self.depth, self.left = 0, MAX_CONTAINERS
         self.above: set[int] = set()
 
     def build(self, value: Any) -> Any:
         if value is None or value is True or value is False:
             return value
-        form = attempt(lambda: _form(value, self), None)
+        form = attempt(lambda: _form(value, self), None, let=(RecursionError,))
         if form is None:
             return self.lost(type_name(type(value)))
         if not isinstance(form, Box):
@@ -120,8 +120,8 @@ def _form(value: Any, builder: Builder) -> Any:
     if hasattr(type(value), "__pydantic_serializer__"):
         return _model(value)
     if dataclasses.is_dataclass(value):
-        fields = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
-        return Box([getattr(value, name) for name in fields], lambda built: dict(zip(fields, built)), typed=True)
+        names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        return Box([getattr(value, name) for name in names], _named(names), typed=True)
     return _form_of(value, builder)
 
 
@@ -129,14 +129,14 @@ def _model(value: Any) -> Box:
     """By its own serializer; where that refuses (bytes that are no text), by its fields."""
     write = type(value).__pydantic_serializer__.to_python
     dumped = attempt(lambda: write(value, mode="json", by_alias=False, warnings=False), value)
-    return Box([vars(value) if dumped is value else dumped], lambda built: built[0], levels=0, typed=True)
+    return Box([vars(value) if dumped is value else dumped], _only, levels=0, typed=True)
 
 
 @singledispatch
 def _form_of(value: Any, builder: Builder) -> Any:
     kind = type_name(type(value))
     if kind.startswith("numpy.") and hasattr(value, "tolist"):
-        return Box([value.tolist()], lambda built: built[0], levels=0)
+        return Box([value.tolist()], _only, levels=0)
     name = getattr(value, "__qualname__", None) if callable(value) else None
     return builder.lost(f"{kind} {value.__module__ or 'builtins'}.{name}" if isinstance(name, str) else kind)
 
@@ -160,7 +160,7 @@ def _(value: float, builder: Builder) -> Any:
 
 @_form_of.register
 def _(value: Enum, builder: Builder) -> Any:
-    return Box([value.value], lambda built: built[0], levels=0)
+    return Box([value.value], _only, levels=0)
 
 
 @_form_of.register(bytes)
@@ -171,38 +171,20 @@ def _(value: bytes, builder: Builder) -> Any:
 
 
 @_form_of.register
-def _(value: datetime, builder: Builder) -> Any:
-    return builder.marked("$datetime", value.isoformat())
-
-
-@_form_of.register
-def _(value: date, builder: Builder) -> Any:
-    return builder.marked("$date", value.isoformat())
-
-
-@_form_of.register
-def _(value: time, builder: Builder) -> Any:
-    return builder.marked("$time", value.isoformat())
-
-
-@_form_of.register
 def _(value: timedelta, builder: Builder) -> Any:
     return {"$timedelta": [value.days, value.seconds, value.microseconds]}
 
 
-@_form_of.register
-def _(value: Decimal, builder: Builder) -> Any:
-    return builder.marked("$decimal", str(value))
+def _write_as_text(kind: type, mark: str, write: Callable[[Any], str]) -> None:
+    _form_of.register(kind)(lambda value, builder: builder.marked(mark, write(value)))
 
 
-@_form_of.register
-def _(value: UUID, builder: Builder) -> Any:
-    return builder.marked("$uuid", str(value))
-
-
-@_form_of.register
-def _(value: PurePath, builder: Builder) -> Any:
-    return builder.marked("$path", str(value))
+_write_as_text(datetime, "$datetime", lambda value: value.isoformat())
+_write_as_text(date, "$date", lambda value: value.isoformat())
+_write_as_text(time, "$time", lambda value: value.isoformat())
+_write_as_text(Decimal, "$decimal", str)
+_write_as_text(UUID, "$uuid", str)
+_write_as_text(PurePath, "$path", str)
 
 
 @_form_of.register(list)
@@ -236,9 +218,10 @@ def _(value: set[Any] | frozenset[Any], builder: Builder) -> Any:
 def _(value: Mapping[Any, Any], builder: Builder) -> Any:
     pairs = list(dict.items(value) if isinstance(value, dict) else value.items())
     keys = [key for key, _ in pairs]
-    if all(isinstance(key, str) for key in keys) and not (len(keys) == 1 and keys[0] in MARKS):
+    looks_marked = len(keys) == 1 and not builder.spliced and keys[0] in RESERVED
+    if all(isinstance(key, str) for key in keys) and not looks_marked:
         names = [builder.text(str.__str__(key)) for key in keys]
-        return Box([item for _, item in pairs], lambda built: dict(zip(names, built)))
+        return Box([item for _, item in pairs], _named(names))
 
     def whole(built: list[Any]) -> Any:
         if builder.sort_keys:
@@ -248,8 +231,16 @@ def _(value: Mapping[Any, Any], builder: Builder) -> Any:
     return Box(pairs, whole, levels=2)
 
 
+def _named(names: list[str]) -> Callable[[list[Any]], dict[str, Any]]:
+    return lambda built: dict(zip(names, built, strict=True))
+
+
 def _same(built: list[Any]) -> list[Any]:
     return built
+
+
+def _only(built: list[Any]) -> Any:
+    return built[0]
 
 
 def unmark(node: dict[str, Any]) -> Any:
@@ -293,3 +284,5 @@ MARKS: dict[str, Callable[[Any], Any]] = {
     "$frozenset": lambda items: frozenset(map(_key, items)),
     "$map": lambda pairs: {_key(key): item for key, item in pairs},
 }
+#: A user's own dictionary with one of these as its only key is written as a `$map`; `$blob` names a file (blobs.py).
+RESERVED = frozenset({*MARKS, "$lossy", "$blob"})

@@ -15,7 +15,7 @@ from .fields import Int64Field
 KEEP_IDLE_MS = 3_600_000
 
 
-class RecoveryRun(peewee.Model):  # type: ignore[misc]  # peewee is untyped
+class RecoveryRun(peewee.Model):
     """One pass; times in epoch ms, the rest are counts, `detail_json` the ids by verdict where there are any."""
 
     id = peewee.AutoField()
@@ -41,7 +41,9 @@ def last_started_at(db: Database) -> int | None:
     return None if row is None else row[0]
 
 
-def record(db: Database, *, started_at: int, finished_at: int, pid: int, verdicts: dict[str, list[str]]) -> None:
+def record(
+    db: Database, *, started_at: int, finished_at: int, pid: int, verdicts: dict[str, list[str]]
+) -> None:
     """Store what a pass did: the ids by verdict (resumed, asked, skipped, quarantined, errors)."""
     found = {name: ids for name, ids in verdicts.items() if ids}
     run = RecoveryRun(
@@ -54,7 +56,8 @@ def record(db: Database, *, started_at: int, finished_at: int, pid: int, verdict
     with db.write(Durability.NORMAL):
         db.insert(run)
         db.change(
-            "DELETE FROM recovery_runs WHERE detail_json IS NULL AND started_at < ?", (started_at - KEEP_IDLE_MS,)
+            "DELETE FROM recovery_runs WHERE detail_json IS NULL AND started_at < ?",
+            (started_at - KEEP_IDLE_MS,),
         )
 
 

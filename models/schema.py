@@ -43,7 +43,7 @@ class Migrations(Runner):  # type: ignore[misc]  # playhouse is untyped
 
         class Stamp(db.Model):  # type: ignore[name-defined, misc]  # a model of this database, as playhouse makes it
             name = peewee.TextField(unique=True)
-            applied = Int64Field(default=lambda: now)
+            applied = Int64Field(default=lambda: max(now, 1))  # playhouse takes 0 for "not applied yet"
 
             class Meta:
                 table_name = "schema_migration"
@@ -66,7 +66,9 @@ class Migrations(Runner):  # type: ignore[misc]  # playhouse is untyped
             module.up(self.migrator, self.database)
             broken = self.database.rows("PRAGMA foreign_key_check")
             if broken:
-                raise StorageError(f"{self.database.path}: migration {name} leaves dangling rows: {broken[:3]}")
+                raise StorageError(
+                    f"{self.database.path}: migration {name} leaves dangling rows: {broken[:3]}"
+                )
             self.History.create(name=name)
 
 
@@ -110,6 +112,7 @@ def upgrade(db: Database, *, now: int, directory: Path = MIGRATIONS) -> list[str
         copy = db.path.parent / "backups" / f"before-{pending[0]}-{now}.db"
         copy.parent.mkdir(mode=0o700, exist_ok=True)
         db.connection().backup_to_file(str(copy))
+        os.chmod(copy, 0o600)
         applied: list[str] = runner.up()
         return applied
 
@@ -118,12 +121,16 @@ def _create(path: Path, *, now: int) -> None:
     """Build the file under another name and give it its own once it is whole."""
     for leftover in (f"{path}-wal", f"{path}-shm"):
         if Path(leftover).exists():
-            raise StorageUnreadableError(f"{path}: is missing although {leftover} exists; restore it from a backup")
+            raise StorageUnreadableError(
+                f"{path}: is missing although {leftover} exists; restore it from a backup"
+            )
     draft = path.with_name(f".{path.name}.draft")
     for part in (draft, Path(f"{draft}-wal"), Path(f"{draft}-shm"), Path(f"{draft}-journal")):
         part.unlink(missing_ok=True)
-    conn = cysqlite.Connection(str(draft), flags=_READWRITE | _CREATE)
-    conn.execute("PRAGMA auto_vacuum = INCREMENTAL").fetchall()  # works only as the first pragma of a new file
+    conn = cysqlite.connect(str(draft), flags=_READWRITE | _CREATE)  # type: ignore[attr-defined]  # as in database.py
+    conn.execute(
+        "PRAGMA auto_vacuum = INCREMENTAL"
+    ).fetchall()  # works only as the first pragma of a new file
     conn.execute("PRAGMA journal_mode = WAL").fetchall()
     conn.close()
     os.chmod(draft, 0o600)
@@ -140,7 +147,9 @@ def _refuse_what_is_no_database(path: Path) -> None:
     if path.is_dir():
         raise StorageUnreadableError(f"{path}: is a folder, not a state file")
     if path.stat().st_size == 0:
-        raise StorageUnreadableError(f"{path}: is empty, so it was truncated; restore it from a backup or remove it")
+        raise StorageUnreadableError(
+            f"{path}: is empty, so it was truncated; restore it from a backup or remove it"
+        )
     if not os.access(path, os.R_OK | os.W_OK):
         raise StorageUnreadableError(f"{path}: no permission to read and write it")
 
@@ -148,10 +157,14 @@ def _refuse_what_is_no_database(path: Path) -> None:
 def _verify(db: Database) -> None:
     mode = db.row("PRAGMA journal_mode")
     if mode is None or mode[0] != "wal":
-        raise StorageUnreadableError(f"{db.path}: journal mode is {mode and mode[0]}, not wal; use a local disk")
+        raise StorageUnreadableError(
+            f"{db.path}: journal mode is {mode and mode[0]}, not wal; use a local disk"
+        )
     vacuum = db.row("PRAGMA auto_vacuum")
     if vacuum is None or vacuum[0] != 2:
-        raise StorageUnreadableError(f"{db.path}: auto_vacuum is {vacuum and vacuum[0]}, so Relight did not create it")
+        raise StorageUnreadableError(
+            f"{db.path}: auto_vacuum is {vacuum and vacuum[0]}, so Relight did not create it"
+        )
     if db.row("SELECT 1 FROM sqlite_master WHERE name = 'schema_migration'") is None:
         raise StorageUnreadableError(f"{db.path}: holds no Relight schema")
 

@@ -6,16 +6,16 @@ transaction; after that only `transitions.py` changes its status.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import cysqlite
 import peewee
 
 from . import events
-from .database import Database, Durability, field_names, instances
-from .errors import ConflictError, DuplicateTaskError, KeyConflictError, NotFoundError
-from .fields import Int64Field, StoredText, Word, WordField, new_id
+from .database import Database, field_names, instances
+from .errors import DuplicateTaskError, KeyConflictError, NotFoundError
+from .fields import Int64Field, StoredText, Word, WordField
 
 MAIN_PRIORITY, SUBAGENT_PRIORITY = 10, 0  # higher first, as in Huey
 PRIORITY_MS = 60_000  # design §5: a priority point is worth a minute of waiting
@@ -73,7 +73,7 @@ class Lane(Word):
         return MAIN_PRIORITY if self is Lane.MAIN else SUBAGENT_PRIORITY
 
 
-class AgentTask(peewee.Model):  # type: ignore[misc]  # peewee is untyped
+class AgentTask(peewee.Model):
     """One task. The first sixteen columns are the specification's; times are epoch milliseconds, UTC."""
 
     id = peewee.TextField(primary_key=True)
@@ -117,7 +117,9 @@ class AgentTask(peewee.Model):  # type: ignore[misc]  # peewee is untyped
         table_name = "agent_tasks"
         legacy_table_names = False
         constraints = (
-            peewee.Check("status IN ('pending','running','completed','failed','interrupted','idle','swapped')"),
+            peewee.Check(
+                "status IN ('pending','running','completed','failed','interrupted','idle','swapped')"
+            ),
             peewee.Check("(status IN ('completed','failed')) = (completed_at IS NOT NULL)"),
             peewee.Check("hold IS NULL OR status = 'pending'"),
             peewee.Check("hold IS NULL OR hold <> 'due' OR due_at IS NOT NULL"),
@@ -168,11 +170,11 @@ class AgentTask(peewee.Model):  # type: ignore[misc]  # peewee is untyped
 
     def should_auto_resume(self) -> bool:
         """Recoverable and of low risk."""
-        return self.status.is_recoverable() and self.risk_level == RiskLevel.LOW
+        return bool(self.status.is_recoverable() and self.risk_level == RiskLevel.LOW)
 
     def needs_resume_confirmation(self) -> bool:
         """Recoverable and of high risk."""
-        return self.status.is_recoverable() and self.risk_level == RiskLevel.HIGH
+        return bool(self.status.is_recoverable() and self.risk_level == RiskLevel.HIGH)
 
 
 AgentTask.add_index(
@@ -184,7 +186,14 @@ AgentTask.add_index(
         name="agent_tasks_ready",
     )
 )
-AgentTask.add_index(AgentTask.index(AgentTask.due_at, where=peewee.SQL("hold = 'due'"), name="agent_tasks_due"))
+AgentTask.add_index(
+    AgentTask.index(AgentTask.due_at, where=peewee.SQL("hold = 'due'"), name="agent_tasks_due")
+)
+AgentTask.add_index(
+    AgentTask.index(
+        AgentTask.agent_id, where=peewee.SQL("hold = 'unknown_agent'"), name="agent_tasks_unknown"
+    )
+)
 AgentTask.add_index(AgentTask.index(AgentTask.status, AgentTask.created_at, name="agent_tasks_status"))
 AgentTask.add_index(
     AgentTask.index(AgentTask.parent_session_id, AgentTask.created_at, name="agent_tasks_session")
@@ -195,13 +204,15 @@ AgentTask.add_index(
     )
 )
 AgentTask.add_index(
-    AgentTask.index(
-        AgentTask.worker_id, where=peewee.SQL("worker_id IS NOT NULL"), name="agent_tasks_worker"
-    )
+    AgentTask.index(AgentTask.worker_id, where=peewee.SQL("worker_id IS NOT NULL"), name="agent_tasks_worker")
 )
 AgentTask.add_index(
     AgentTask.index(
-        AgentTask.agent_id, AgentTask.key, unique=True, where=peewee.SQL("key IS NOT NULL"), name="agent_tasks_key"
+        AgentTask.agent_id,
+        AgentTask.key,
+        unique=True,
+        where=peewee.SQL("key IS NOT NULL"),
+        name="agent_tasks_key",
     )
 )
 AgentTask.add_index(AgentTask.index(AgentTask.created_at, name="agent_tasks_created"))
@@ -231,6 +242,15 @@ def submit_many(db: Database, tasks: Sequence[AgentTask], *, now: int) -> list[A
         return [_submit(db, task, now=now) for task in tasks]
 
 
+def submit_if_absent(db: Database, task: AgentTask, *, now: int) -> bool:
+    """Store a pending task unless its id is known; whether it was stored."""
+    with db.write():
+        if db.row("SELECT 1 FROM agent_tasks WHERE id = ?", (task.id,)) is not None:
+            return False
+        _submit(db, task, now=now)
+        return True
+
+
 def find(db: Database, task_id: str) -> AgentTask:
     """The task with this id; raises NotFoundError."""
     found = instances(AgentTask, db.rows("SELECT * FROM agent_tasks WHERE id = ?", (task_id,)), FIELDS)
@@ -245,35 +265,6 @@ def find_by_key(db: Database, agent_id: str, key: str) -> AgentTask | None:
     return instances(AgentTask, rows, FIELDS)[0] if rows else None
 
 
-def resolve_id(db: Database, short: str) -> str:
-    """The whole id for any unique beginning or end of it; raises NotFoundError or ConflictError."""
-    return resolve_short_id(db, "task", "agent_tasks", short)
-
-
-def resolve_short_id(db: Database, kind: str, table: str, short: str) -> str:
-    """The whole id of a row of `table` for any unique beginning or end of it."""
-    statement = _BY_SHORT_ID[table]
-    low, high = short, short + "\U0010ffff"
-    escaped = short.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-    found = db.rows(statement, (short, low, high, f"%{escaped}"))
-    exact = [row for row in found if row[0] == short]
-    if not found:
-        raise NotFoundError(kind, short)
-    if len(found) > 1 and not exact:
-        raise ConflictError(f"{kind} id {short!r} is not unique: {', '.join(row[0] for row in found)}; give more of it")
-    return str((exact or found)[0][0])
-
-
-_BY_SHORT_ID = {
-    "agent_tasks": """
-        SELECT id FROM agent_tasks WHERE id = ? OR (id >= ? AND id < ?) OR id LIKE ? ESCAPE '\\' LIMIT 4
-    """,
-    "confirmations": """
-        SELECT id FROM confirmations WHERE id = ? OR (id >= ? AND id < ?) OR id LIKE ? ESCAPE '\\' LIMIT 4
-    """,
-}
-
-
 def listing(
     db: Database,
     *,
@@ -284,8 +275,14 @@ def listing(
     cursor: tuple[int, str] | None = None,
 ) -> tuple[list[AgentTask], tuple[int, str] | None]:
     """A page of tasks, newest first, without their input, result and error; and the cursor of the next page."""
-    query = AgentTask.select(*_LISTED).order_by(AgentTask.created_at.desc(), AgentTask.id.desc()).limit(limit + 1)
-    for column, value in ((AgentTask.status, status), (AgentTask.lane, lane), (AgentTask.parent_session_id, session)):
+    query = (
+        AgentTask.select(*_LISTED).order_by(AgentTask.created_at.desc(), AgentTask.id.desc()).limit(limit + 1)
+    )
+    for column, value in (
+        (AgentTask.status, status),
+        (AgentTask.lane, lane),
+        (AgentTask.parent_session_id, session),
+    ):
         query = query if value is None else query.where(column == value)
     if cursor is not None:
         query = query.where(peewee.Tuple(AgentTask.created_at, AgentTask.id) < cursor)
@@ -295,13 +292,17 @@ def listing(
     return page, (page[-1].created_at, page[-1].id) if more and page else None
 
 
-_LISTED = [field for field in AgentTask._meta.sorted_fields if field.name not in ("input_json", "result_json", "error_json")]
+_LISTED = [
+    field
+    for field in AgentTask._meta.sorted_fields
+    if field.name not in ("input_json", "result_json", "error_json")
+]
 
 
 def children(db: Database, task_id: str) -> list[AgentTask]:
     """The tasks that a task spawned, oldest first."""
-    query = AgentTask.select().where(AgentTask.parent_task_id == task_id).order_by(AgentTask.created_at, AgentTask.id)
-    found: list[AgentTask] = db.select(query)
+    query = AgentTask.select().where(AgentTask.parent_task_id == task_id)
+    found: list[AgentTask] = db.select(query.order_by(AgentTask.created_at, AgentTask.id))
     return found
 
 
@@ -309,54 +310,6 @@ def counts(db: Database) -> dict[str, int]:
     """How many tasks are in each status."""
     found = dict(db.rows("SELECT status, count(*) FROM agent_tasks GROUP BY status"))
     return {str(status): int(found.get(str(status), 0)) for status in TaskStatus}
-
-
-def ready(db: Database, lane: str) -> bool:
-    """Whether a claimable row exists in a lane: a cheap look before a write transaction."""
-    return db.row(_READY, (lane,)) is not None
-
-
-_READY = "SELECT 1 FROM agent_tasks WHERE lane = ? AND status = 'pending' AND hold IS NULL LIMIT 1"
-
-
-def ready_ids(db: Database, lane: str, *, limit: int | None = None) -> list[str]:
-    """The ids of the claimable rows of a lane, in the order in which they will be claimed."""
-    statement = """
-        SELECT id FROM agent_tasks WHERE lane = ? AND status = 'pending' AND hold IS NULL ORDER BY rank, id LIMIT ?
-    """
-    return [row[0] for row in db.rows(statement, (lane, -1 if limit is None else limit))]
-
-
-def ready_count(db: Database, lane: str) -> int:
-    """How many rows of a lane are claimable."""
-    row = db.row("SELECT count(*) FROM agent_tasks WHERE lane = ? AND status = 'pending' AND hold IS NULL", (lane,))
-    return int(row[0]) if row else 0
-
-
-def next_due(db: Database, lane: str) -> int | None:
-    """When the next delayed task of a lane is due, in ms."""
-    row = db.row("SELECT due_at FROM agent_tasks WHERE hold = 'due' AND lane = ? ORDER BY due_at LIMIT 1", (lane,))
-    return None if row is None else int(row[0])
-
-
-def expired_ids(db: Database, *, now: int, limit: int = 200) -> list[str]:
-    """Pending tasks that were never claimed and whose time is over."""
-    statement = """
-        SELECT id FROM agent_tasks
-        WHERE expires_at IS NOT NULL AND status = 'pending' AND expires_at <= ? AND attempt = 0 LIMIT ?
-    """
-    return [row[0] for row in db.rows(statement, (now, limit))]
-
-
-def update_checkpoint(db: Database, task_id: str, *, path: str, last_tool_call_id: str | None, now: int) -> None:
-    """Set where a task's snapshot lies and the last tool call that it contains; raises NotFoundError."""
-    statement = """
-        UPDATE agent_tasks SET checkpoint_snapshot_path = ?, last_tool_call_id = ?, updated_at = ? WHERE id = ?
-    """
-    with db.write():
-        if not db.change(statement, (path, last_tool_call_id, now, task_id)):
-            raise NotFoundError("task", task_id)
-
 
 
 def _submit(db: Database, task: AgentTask, *, now: int) -> AgentTask:
@@ -376,6 +329,3 @@ def _submit(db: Database, task: AgentTask, *, now: int) -> AgentTask:
     events.record(db, task.id, events.AgentEvent.TYPE_TASK_ENQUEUED, payload, now=now)
     db.touch(str(task.lane))
     return task
-
-
-__all__ = ["AgentTask", "Durability", "Lane", "RiskLevel", "TaskStatus", "new_id", "submit", "submit_many"]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TURN_STARTED, INTENT, OUTCOME = "turn_started", "tool_call_started", "tool_call_completed"
 
 
-class TaskTrace(peewee.Model):  # type: ignore[misc]  # peewee is untyped
+class TaskTrace(peewee.Model):
     """One step record of one task; `timestamp` in epoch ms, `step_index` from 0."""
 
     id = peewee.AutoField()
@@ -71,7 +71,10 @@ class TaskTrace(peewee.Model):  # type: ignore[misc]  # peewee is untyped
 
 TaskTrace.add_index(
     TaskTrace.index(
-        TaskTrace.task_id, TaskTrace.step_key, where=peewee.SQL("step_key IS NOT NULL"), name="task_traces_step"
+        TaskTrace.task_id,
+        TaskTrace.step_key,
+        where=peewee.SQL("step_key IS NOT NULL"),
+        name="task_traces_step",
     )
 )
 

@@ -11,7 +11,7 @@ from .database import Database, Durability, field_names, instances
 from .fields import Int64Field
 
 
-class Worker(peewee.Model):  # type: ignore[misc]  # peewee is untyped
+class Worker(peewee.Model):
     """One process that claims tasks; times in epoch ms. `renewed_at` informs people, the lease is in the lock file."""
 
     id = peewee.TextField(primary_key=True)
@@ -39,7 +39,14 @@ def insert(
 ) -> None:
     """Make a worker known, once it holds its lock."""
     worker = Worker(
-        id=id, lane=lane, pid=pid, host=host, lock_inode=lock_inode, nonce=nonce, started_at=now, renewed_at=now
+        id=id,
+        lane=lane,
+        pid=pid,
+        host=host,
+        lock_inode=lock_inode,
+        nonce=nonce,
+        started_at=now,
+        renewed_at=now,
     )
     with db.write(Durability.NORMAL):
         db.insert(worker)

@@ -55,7 +55,9 @@ class PolicyFault:
         return f"policy {self.path}: {self.reason}"
 
 
-def parse(text: str | None, *, path: str, cause: str = "missing or unreadable") -> RecoveryPolicy | PolicyFault:
+def parse(
+    text: str | None, *, path: str, cause: str = "missing or unreadable"
+) -> RecoveryPolicy | PolicyFault:
     """Read the text of a policy file; None stands for a file that could not be read, for that cause."""
     import tomllib
 
@@ -91,11 +93,11 @@ def _document() -> Any:
         model_config = ConfigDict(strict=True, extra="forbid")
         low: Literal["resume", "ask"]
         high: Literal["ask"]
-        exempt: list[Annotated[str, Field(pattern=r"^[^*?\s]+$")]]  # exact names: a pattern would exempt nobody
+        exempt: list[Annotated[str, Field(pattern=r"^[^*?\s]+$")]]  # a pattern would exempt nobody
 
     class Document(BaseModel):
         model_config = ConfigDict(strict=True, extra="forbid")
-        version: Literal[1]
+        version: Annotated[int, Field(ge=1, le=1)]  # Literal[1] would take `true` and `1.0` for it
         recovery: Section
 
     return Document

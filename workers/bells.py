@@ -233,7 +233,7 @@ class Ringer:
             if error.errno == errno.ENXIO:
                 self._unlink(name)
             elif error.errno != errno.ENOENT:
-                raise
+                log.warning("a bell cannot be opened", extra={"bell": name, "error": str(error)})
 
     def _forget(self, name: str) -> None:
         os.close(self._listing.bells.pop(name)[1])
@@ -255,10 +255,13 @@ def ring(folder: Path, topics: Collection[str]) -> int:
 
 
 def listeners(folder: Path, topic: str) -> int:
-    """How many living processes listen to a topic, without waking them."""
+    """How many living processes listen to a topic, without waking them; 0 where that cannot be seen."""
     ringer = Ringer(folder)
     try:
         return sum(topic in topics for topics, _ in ringer._current().values())
+    except OSError as error:
+        log.warning("the bells cannot be seen", extra={"folder": str(ringer.folder), "error": str(error)})
+        return 0
     finally:
         ringer.close()
 

@@ -78,9 +78,10 @@ class HeldLock:
         self._close()
 
     def _close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        with forks.guard:  # a fork between the two would leave the child a descriptor that nobody closes
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
 
 
 class SeenLock:
@@ -100,9 +101,10 @@ class SeenLock:
 
     def close_inherited(self) -> None:
         """Close; the lock is free once nobody has this descriptor."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        with forks.guard:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
 
     def read(self) -> bytes:
         """The nonce and the counter; nothing if the file is not there or not filled yet."""

@@ -78,6 +78,27 @@ def load(
     return Settings(**found, **{f"{lane}_concurrency": count for lane, count in concurrency.items()})
 
 
+def environment(settings: Settings) -> dict[str, str]:
+    """Return the variables by which a child, wherever it runs, reads the same settings."""
+    given = {name: value for name, value in vars(settings).items() if not name.endswith("_concurrency")}
+    given["app"] = ",".join(settings.app)
+    given["concurrency"] = ",".join(f"{lane}={getattr(settings, f'{lane}_concurrency')}" for lane in LANES)
+    return {PREFIX + name.upper(): str(value) for name, value in given.items() if value is not None}
+
+
+def pin(settings: Settings) -> None:
+    """Let all code of this process read these settings, also after it changed the current folder."""
+    os.environ.update(environment(settings))
+
+
+def unpinned() -> dict[str, str]:
+    """Return the environment that this process was started with: a new start reads relight.toml anew."""
+    return {**{name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}, **_AT_START}
+
+
+_AT_START = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+
+
 def nearest_file(folder: Path) -> Path | None:
     """Return the relight.toml of this folder or of the nearest one above it."""
     for parent in (folder, *folder.parents):
@@ -161,10 +182,11 @@ def _path(value: Any, folder: Path) -> Path:
 
 def _apps(value: Any, folder: Path) -> tuple[str, ...]:
     """Return modules as they stand and files as absolute paths."""
-    entries = value.split(",") if isinstance(value, str) else value
-    if not isinstance(entries, list | tuple) or not all(isinstance(entry, str) for entry in entries):
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list | tuple) or not all(isinstance(entry, str) for entry in values):
         raise ValueError("must name modules or files, separated by commas")
-    return tuple(_app(entry.strip(), folder) for entry in entries if entry.strip())
+    entries = [entry.strip() for text in values for entry in text.split(",")]
+    return tuple(_app(entry, folder) for entry in entries if entry)
 
 
 def _app(entry: str, folder: Path) -> str:

@@ -37,8 +37,7 @@ TABLES = (
             "expires_at" INTEGER,
             "retries_left" INTEGER NOT NULL DEFAULT 0,
             "key" TEXT,
-            "input_json" TEXT NOT NULL DEFAULT '{"args":[],
-            "kwargs":{}}',
+            "input_json" TEXT NOT NULL DEFAULT '{"args":[],"kwargs":{}}',
             "result_json" TEXT,
             "error_json" TEXT,
             "handler_version" TEXT,
@@ -58,6 +57,9 @@ TABLES = (
     """,
     """
         CREATE INDEX "agent_tasks_due" ON "agent_tasks" ("due_at") WHERE hold = 'due'
+    """,
+    """
+        CREATE INDEX "agent_tasks_unknown" ON "agent_tasks" ("agent_id") WHERE hold = 'unknown_agent'
     """,
     """
         CREATE INDEX "agent_tasks_status" ON "agent_tasks" ("status", "created_at")

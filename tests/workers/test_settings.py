@@ -139,3 +139,14 @@ def test_every_setting_is_documented_with_its_variable_and_default() -> None:
         default = getattr(Settings(home=Path()), setting.name, None)
         if isinstance(default, int | str):
             assert rows[setting.name][3].strip("` ") == str(default)
+
+
+def test_a_child_reads_the_same_settings_from_its_environment(tmp_path: Path) -> None:
+    told = load(
+        tmp_path,
+        env={"RELIGHT_CONCURRENCY": "main=7", "RELIGHT_TEST_CLOCK": "clock"},
+        app="a.py,b",
+        lease_ms=123,
+    )
+    (tmp_path / "elsewhere").mkdir()
+    assert settings.load(env=settings.environment(told), cwd=tmp_path / "elsewhere") == told

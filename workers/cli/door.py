@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -48,26 +48,30 @@ class Call:
     """What was said beside the verb: where the state is, which agents are known, how to print."""
 
     home_folder: Path | None = None
-    app: str | None = None
+    app: tuple[str, ...] = ()
     json: bool = False
 
     def settings(self, **flags: Any) -> Settings:
         """Return the settings of this call, with further flags of its verb."""
         from .. import settings
 
-        return settings.load(home=self.home_folder, app=self.app, **flags)
+        return settings.load(home=self.home_folder, app=self.app or None, **flags)
 
-    def home(self) -> Home:
-        """Open the state directory."""
+    def home(self, **flags: Any) -> Home:
+        """Open the state directory; from here on the whole process, agent code included, means this one."""
+        from .. import settings
         from ..home import Home
 
-        return Home.open(self.settings())
+        settings.pin(self.settings(**flags))
+        return Home.current()
 
     def show(self, document: Any, text: str) -> None:
         """Print an answer: the document under --json, else the words for people."""
         printing.line(printing.json_text(document) if self.json else text)
 
-    def show_table(self, document: Any, columns: Sequence[str], rows: Sequence[Sequence[object]], *, none: str) -> None:
+    def show_table(
+        self, document: Any, columns: Sequence[str], rows: Sequence[Sequence[object]], *, none: str
+    ) -> None:
         """Print an answer that is a list: the document under --json, else a table, or `none` where it is empty."""
         if self.json or not rows:
             self.show(document, none)
@@ -80,10 +84,10 @@ class Verb(click.Command):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self.params += _common_options()
+        self.params += _shared_options()
 
     def invoke(self, ctx: click.Context) -> Any:
-        _take_common(ctx)
+        _take_shared(ctx)
         return super().invoke(ctx)
 
 
@@ -100,24 +104,44 @@ class Verbs(click.Group):
         command: click.Command = getattr(module, f"{cmd_name}_verb")
         return command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS:
             raise click.UsageError(f"there is no verb {args[0]!r}{printing.meant(args[0], VERBS)}", ctx)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         ctx.obj = Call()
-        _take_common(ctx)
+        _take_shared(ctx)
         return super().invoke(ctx)
 
 
-def verb(name: str) -> Any:
+def verb(name: str) -> Callable[[Callable[..., Any]], Verb]:
     """Make a function a verb; its docstring is the help."""
     return click.command(name, cls=Verb)
 
 
-@click.group(cls=Verbs, params=[], context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="relight")
+def _show_version(ctx: click.Context, option: click.Parameter, wanted: bool) -> None:
+    from importlib import metadata
+
+    if wanted:
+        try:
+            printing.line(f"relight {metadata.version('relight')}")
+        except metadata.PackageNotFoundError:
+            printing.line("relight, from a checkout that is not installed")
+        ctx.exit()
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version.",
+)
 def relight() -> None:
     """A durable task queue for AI agents: what was accepted is never lost, what was done is never done again."""
 
@@ -170,22 +194,25 @@ def _json_was_asked(words: list[str]) -> bool:
     return "--json" in words[: words.index("--") if "--" in words else len(words)]
 
 
-def _common_options() -> list[click.Parameter]:
+def _shared_options() -> list[click.Parameter]:
     return [
         click.Option(
             ["--home", "_home"], type=click.Path(path_type=Path), metavar="DIR", help="State directory."
         ),
         click.Option(
-            ["-A", "--app", "_app"], metavar="APP", help="Modules or files that register agents, separated by commas."
+            ["-A", "--app", "_app"],
+            metavar="APP",
+            multiple=True,
+            help="A module or file that registers agents; may be repeated.",
         ),
         click.Option(["--json", "_json"], is_flag=True, help="Print JSON on stdout, and nothing else."),
     ]
 
 
-relight.params += _common_options()
+relight.params += _shared_options()
 
 
-def _take_common(ctx: click.Context) -> None:
+def _take_shared(ctx: click.Context) -> None:
     call = ctx.find_object(Call)
     assert call is not None
     call.home_folder = ctx.params.pop("_home") or call.home_folder

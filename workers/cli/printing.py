@@ -36,7 +36,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    drawn = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
     for column in columns:
         drawn.add_column(column, overflow="ellipsis", no_wrap=True)
     for row in rows:

@@ -6,6 +6,7 @@ Invariant: whatever happens to the demo, `stop` leaves none of them behind.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from .. import lifeline
 from ..settings import PREFIX
 
+_EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception)\b.*$", re.MULTILINE)
 _PATIENCE_S = 5.0  # for a worker that was told to stop, before it is killed
 
 
@@ -30,11 +32,9 @@ class Crew:
 
     def start(self, name: str, *args: str) -> int:
         """Run `relight worker ARGS`; what it says goes to a file. Returns its pid."""
-        command = [sys.executable, "-m", "relight.workers.cli", "--home", str(self.home)]
-        command += [part for app in self.apps for part in ("-A", str(app))]
         with self.log(name).open("wb") as log:
             process = subprocess.Popen(
-                [*command, "worker", *args],
+                self._command("worker", *args),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -44,6 +44,19 @@ class Crew:
             )
         self.processes[name] = process
         return process.pid
+
+    def run(self, *args: str) -> subprocess.CompletedProcess[str]:
+        """Run `relight ARGS` to its end, as a person would."""
+        return subprocess.run(
+            self._command(*args),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S * 2,
+            cwd=self.home,
+            env=_environment(),
+            check=False,
+        )
 
     def log(self, name: str) -> Path:
         """Where a worker's output goes."""
@@ -66,6 +79,11 @@ class Crew:
             if code not in (None, -signal.SIGKILL)
         ]
 
+    def troubles(self) -> list[str]:
+        """The last exception that each worker logged, for whoever has to find out why something did not happen."""
+        found = {name: _EXCEPTION.findall(self._said(name)) for name in self.processes}
+        return [f"the {name} worker logged {lines[-1]}" for name, lines in found.items() if lines]
+
     def stop(self) -> None:
         """End every process group: politely first, then by force."""
         for process in self.processes.values():
@@ -76,9 +94,16 @@ class Crew:
             _signal_group(process, signal.SIGKILL)
             process.wait()
 
+    def _command(self, *args: str) -> list[str]:
+        apps = ",".join(map(str, self.apps))
+        return [sys.executable, "-m", "relight.workers.cli", "--home", str(self.home), "-A", apps, *args]
+
     def _last_words(self, name: str) -> str:
-        lines = self.log(name).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines = self._said(name).strip().splitlines()
         return lines[-1] if lines else "it said nothing"
+
+    def _said(self, name: str) -> str:
+        return self.log(name).read_text(encoding="utf-8", errors="replace")
 
 
 @contextmanager

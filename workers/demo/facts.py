@@ -14,15 +14,21 @@ from ...models import traces
 from ...models.tasks import AgentTask, TaskStatus
 from ...models.traces import TaskTrace
 
-TAKEOVER_LIMIT_MS = 3_000
+CLAIMS = {
+    1: "Another worker took over in about a second",
+    2: "No finished step ran again",
+    3: "The Main-lane question did not wait for background work",
+    4: "The fixer waited for a yes, then finished",
+}
+TAKEOVER_LIMIT_MS = 2_000
 QUESTION_LIMIT_MS = 500
+APPROVED = frozenset({"approved", "resolved"})
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A claim, whether it holds, and what shows it."""
+    """Whether a claim holds, and what shows it."""
 
-    claim: str
     holds: bool
     evidence: str
 
@@ -37,7 +43,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Answer:
-    """What happened to the question about the fixer; times in epoch ms."""
+    """What became of the question about the fixer; times in epoch ms."""
 
     asked_at: int
     decided_at: int
@@ -46,93 +52,89 @@ class Answer:
 
 
 def takeover(history: Sequence[TaskTrace], kill: Kill) -> Fact:
-    """Another worker claimed the explorer soon after the kill."""
-    claim = "Another worker took over in about a second"
+    """Fact 1: another worker claimed the task soon after the kill."""
     starts = [trace for trace in history if trace.event_kind == traces.TURN_STARTED and trace.attempt > 1]
     if not starts:
-        return Fact(claim, False, "no second attempt was recorded")
+        return Fact(False, "no second attempt was recorded")
     took = starts[0].timestamp - kill.at
     worker = json.loads(starts[0].event_json).get("worker_id")
-    holds = worker not in (None, kill.worker_id) and 0 <= took <= TAKEOVER_LIMIT_MS
-    return Fact(
-        claim,
-        holds,
-        f"worker {_short(worker)} claimed it {took} ms after the kill; limit {TAKEOVER_LIMIT_MS} ms",
-    )
+    if worker in (None, kill.worker_id):
+        return Fact(False, f"the second attempt belongs to worker {worker}, which was killed")
+    return Fact(took <= TAKEOVER_LIMIT_MS, f"{took} ms after the SIGKILL (limit {TAKEOVER_LIMIT_MS} ms)")
 
 
 def no_repeat(histories: Mapping[str, Sequence[TaskTrace]], executed: Counter[str], kill: Kill) -> Fact:
-    """No step that had an outcome has a later intent, and none of them executed twice.
+    """Fact 2: no step that had an outcome has a later intent, and the witness saw each of them once.
 
     `executed` counts the lines of the witness file by idempotency key: what really ran, whatever was recorded.
     """
-    claim = "No finished step ran again"
-    repeated = [key for history in histories.values() for key in _asked_again(history)]
-    finished = [key for history in histories.values() for key in _finished_before(history, kill.at)]
-    twice = [key for key in finished if executed[key] > 1]
-    seen = sum(executed[key] == 1 for key in finished)
-    every_task = all(_finished_before(history, kill.at) for history in histories.values())
-    if not every_task or not seen:
-        return Fact(claim, False, "the kill came before every task had finished a step, so nothing was shown")
-    if repeated or twice:
-        return Fact(claim, False, f"again: {', '.join(sorted({*repeated, *twice}))}")
-    evidence = f"{len(finished)} steps were finished at the kill; each has one intent, and the witness saw {seen} run once"
-    return Fact(claim, True, evidence)
+    finished = {name: _finished_before(history, kill.at) for name, history in histories.items()}
+    keys = [key for found in finished.values() for key in found]
+    seen = sum(executed[key] == 1 for key in keys)
+    if not seen or not all(finished.values()):
+        return Fact(False, "the kill came before each task had finished a step, so nothing was shown")
+    repeated = {key for history in histories.values() for key in _asked_again(history)}
+    repeated |= {key for key in keys if executed[key] > 1}
+    if repeated:
+        return Fact(False, f"these did: {', '.join(sorted(repeated))}")
+    return Fact(
+        True,
+        f"{len(keys)} were finished at the kill; each has one intent, and the witness saw {seen} run once",
+    )
 
 
 def question_did_not_wait(
-    questions: Sequence[AgentTask], background: Sequence[AgentTask], waiting: AgentTask, kill: Kill
+    questions: Sequence[AgentTask], background: Sequence[AgentTask], waiting: AgentTask, *, kill: Kill
 ) -> Fact:
-    """Each question started at once, while the background tasks held every Subagent slot and one more waited."""
-    claim = "The Main-lane question did not wait for background work"
-    waits = [(one.started_at or 0) - one.created_at for one in questions]
-    answered = [one for one in questions if one.status == TaskStatus.COMPLETED]
-    first, last = (
-        min(one.created_at for one in questions),
-        max(one.completed_at or kill.at for one in questions),
-    )
-    busy = all((one.started_at or last) < first for one in background) and last < kill.at
-    queued = waiting.created_at < first and (waiting.started_at or kill.at) > last
+    """Fact 3: each question started at once, while background tasks held every Subagent slot and one more waited."""
+    first = min(one.created_at for one in questions)
+    last = max(one.completed_at or kill.at for one in questions)
+    busy = all(one.started_at is not None and one.started_at < first for one in background) and last < kill.at
+    queued = waiting.created_at < first and (waiting.started_at is None or waiting.started_at > last)
     if not (busy and queued):
-        return Fact(claim, False, "the Subagent slots were not all busy at the time, so nothing was shown")
-    holds = len(answered) == len(questions) and max(waits) <= QUESTION_LIMIT_MS
-    slots = f"all {len(background)} Subagent slots were busy and a task waited there"
-    return Fact(
-        claim,
-        holds,
-        f"started after {', '.join(map(str, waits))} ms while {slots}; limit {QUESTION_LIMIT_MS} ms",
+        return Fact(False, "the Subagent slots were not all busy at the time, so nothing was shown")
+    waits = [(one.started_at or last) - one.created_at for one in questions]
+    answered = all(one.status == TaskStatus.COMPLETED for one in questions)
+    shown = (
+        f"{len(waits)} questions started after {', '.join(map(str, waits))} ms (limit {QUESTION_LIMIT_MS} ms)"
     )
+    shown += (
+        f", while {len(background)} of {len(background)} Subagent slots were busy and a task waited for one"
+    )
+    return Fact(answered and max(waits) <= QUESTION_LIMIT_MS, shown)
 
 
 def waited_for_yes(
     task: AgentTask, history: Sequence[TaskTrace], answer: Answer, wrong_files: Sequence[str]
 ) -> Fact:
-    """The fixer did nothing between question and yes, then finished, and its files are as they should be."""
-    claim = "The fixer waited for a yes, then finished"
-    meanwhile = [trace for trace in history if answer.asked_at < trace.timestamp < answer.decided_at]
-    waited = answer.decided_at - answer.asked_at
-    if answer.status != "approved":
-        return Fact(claim, False, f"the answer was: {answer.status}")
+    """Fact 4: the fixer did nothing between question and yes, then finished, and its files are as they should be."""
+    meanwhile = sum(answer.asked_at < trace.timestamp < answer.decided_at for trace in history)
+    if answer.status not in APPROVED:
+        return Fact(False, f"the question was {answer.status}")
     if meanwhile:
-        return Fact(claim, False, f"{len(meanwhile)} traces were written while it should have waited")
+        return Fact(False, f"{meanwhile} traces were written while it should have waited")
     if task.status != TaskStatus.COMPLETED:
-        return Fact(claim, False, f"it is {task.status}" + (f" ({task.reason})" if task.reason else ""))
+        return Fact(False, f"it is {task.status}" + (f" ({task.reason})" if task.reason else ""))
     if wrong_files:
-        return Fact(claim, False, f"files that are not as they should be: {', '.join(wrong_files[:5])}")
+        return Fact(False, f"files that are not as they should be: {', '.join(wrong_files[:5])}")
+    waited = answer.decided_at - answer.asked_at
     return Fact(
-        claim,
-        True,
-        f"it stood still for {waited} ms, {answer.by} said yes, it completed, every file is as it should be",
+        True, f"it did nothing for {waited} ms, {answer.by} said yes, and every file is as it should be"
     )
 
 
 def executions(witness: str) -> Counter[str]:
     """How often each step's code ran, by idempotency key."""
-    return Counter(line.rsplit(" ", 1)[0] for line in witness.splitlines())
+    return Counter(line.rpartition(" ")[0] for line in witness.splitlines())
+
+
+def idempotency_key(task_id: str, step_key: str) -> str:
+    """What a step reads as `current_step().key`."""
+    return f"{task_id}:{step_key}"
 
 
 def _asked_again(history: Sequence[TaskTrace]) -> list[str]:
-    """The steps with an intent, or another outcome, after an outcome."""
+    """The steps that have an intent, or another outcome, after an outcome."""
     done: set[str] = set()
     again = []
     for trace in history:
@@ -145,5 +147,6 @@ def _asked_again(history: Sequence[TaskTrace]) -> list[str]:
     return again
 
 
-def _short(worker_id: str | None) -> str:
-    return (worker_id or "unknown")[-8:]
+def _finished_before(history: Sequence[TaskTrace], at: int) -> list[str]:
+    done = (trace for trace in history if trace.event_kind == traces.OUTCOME and trace.timestamp <= at)
+    return [idempotency_key(trace.task_id, trace.step_key or "") for trace in done]

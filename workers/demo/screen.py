@@ -40,6 +40,10 @@ class Screen:
         seconds = f"{time.monotonic() - self._started:5.1f} s  "
         self.console.print(Text.assemble((seconds, "dim"), (text, style)))
 
+    def print(self, text: str, style: str = "") -> None:
+        """Print a line as it is."""
+        self.console.print(Text(text, style))
+
     def show(self, board: Sequence[Row]) -> None:
         """Plain lines have no board."""
 
@@ -73,9 +77,9 @@ class LiveScreen(Screen):
             self._live.start()
 
     def close(self) -> None:
-        """Leave the terminal as it was; the last table stays."""
-        self._live.stop()
-        if self._board:
+        """Leave the terminal as it was; the last table stays. A second time there is nothing left to do."""
+        if self._live.is_started:
+            self._live.stop()
             self.console.print(self._table())
 
     def _table(self) -> Table:

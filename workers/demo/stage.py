@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,11 @@ class Stage:
     def wrong_files(self) -> list[str]:
         """The files of the copy that are not tidy, and those of the original that were touched."""
         return _differences(self.copy, self.tidy) + _differences(self.original, self.untidy)
+
+
+def standard_packages() -> list[str]:
+    """The folders of the standard library's json and asyncio, which the explorer reads."""
+    return [str(Path(module.__file__).parent) for module in (json, asyncio) if module.__file__]
 
 
 def build(folder: Path) -> Stage:

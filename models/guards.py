@@ -1,0 +1,40 @@
+"""The conditions of moves that need more than the task's own row, as SQL for their guarded UPDATE.
+
+Invariant: each is evaluated inside the UPDATE that it guards, so nothing can change between looking and moving.
+"""
+
+from __future__ import annotations
+
+RESUMABLE_REASONS = ("shutdown", "lost")
+DECIDABLE_REASONS = ("asked", "diverged")
+
+_OWNER_DEAD = "EXISTS (SELECT 1 FROM workers w WHERE w.id = agent_tasks.worker_id AND w.dead_at IS NOT NULL)"
+_NO_OPEN_WRITE = """
+    NOT EXISTS (
+        SELECT 1 FROM task_traces i
+        WHERE i.task_id = agent_tasks.id AND i.event_kind = 'tool_call_started' AND i.effect = 'write'
+        AND NOT EXISTS (
+            SELECT 1 FROM task_traces o
+            WHERE o.task_id = i.task_id AND o.step_key = i.step_key
+            AND o.event_kind = 'tool_call_completed' AND o.step_index > i.step_index
+        )
+    )
+"""
+# An interrupted attempt is fenced off: it can start no step any more, so only a write that is still open matters.
+_OWNER_GONE = f"worker_id IS NULL OR {_OWNER_DEAD} OR (status = 'interrupted' AND {_NO_OPEN_WRITE})"
+GUARDS = {
+    "owner_gone": f"({_OWNER_GONE})",
+    "owner_gone_or_lease_out": f"({_OWNER_GONE} OR {_NO_OPEN_WRITE})",
+    "resumable": f"(status = 'running' OR reason IS NULL OR reason IN {RESUMABLE_REASONS})",
+    "decidable": f"reason IN {DECIDABLE_REASONS}",
+    "retriable": "(status = 'failed' OR reason IN ('skipped', 'diverged'))",
+}
+COMPUTED = {
+    "losses": """
+        CASE WHEN EXISTS (
+            SELECT 1 FROM task_traces t
+            WHERE t.task_id = agent_tasks.id AND t.event_kind = 'tool_call_completed' AND t.attempt = agent_tasks.attempt
+        ) THEN 1 ELSE losses + 1 END
+    """,
+    "worker_id": f"CASE WHEN {_OWNER_DEAD} THEN NULL ELSE worker_id END",
+}

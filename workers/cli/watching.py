@@ -1,0 +1,185 @@
+"""The verbs that only read: status, list, show, trace, events. They load neither Huey nor pydantic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...models.errors import InputError
+from . import documents, printing
+from .door import Call, verb
+
+if TYPE_CHECKING:
+    from ...models.tasks import AgentTask
+    from ..home import Home
+
+STATUSES = ["pending", "running", "completed", "failed", "interrupted", "idle", "swapped"]
+LANES = ["main", "subagent"]
+
+
+@verb("status")
+@click.pass_obj
+def status_verb(call: Call) -> None:
+    """Show what there is: tasks by status, who works, what waits for a person."""
+    document = _overview(call.home())
+    rows = [[name, _in_words(value)] for name, value in document.items()]
+    call.show_table(document, ["", ""], rows, none="")
+
+
+@verb("list")
+@click.option("--status", type=click.Choice(STATUSES, case_sensitive=False))
+@click.option("--lane", type=click.Choice(LANES))
+@click.option("--session", metavar="ID")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
+@click.option("--cursor", help="What a page before gave as next_cursor.")
+@click.pass_obj
+def list_verb(
+    call: Call, status: str | None, lane: str | None, session: str | None, limit: int, cursor: str | None
+) -> None:
+    """List tasks, newest first."""
+    from ...models import tasks
+
+    page, following = tasks.listing(
+        call.home().db,
+        status=tasks.TaskStatus(status) if status else None,
+        lane=tasks.Lane(lane) if lane else None,
+        session=session,
+        limit=limit,
+        cursor=_cursor(cursor),
+    )
+    next_cursor = following and f"{following[0]}:{following[1]}"
+    document = {"tasks": [documents.task_row(task) for task in page], "next_cursor": next_cursor}
+    call.show_table(document, _TASK_COLUMNS, [_task_cells(task) for task in page], none="no tasks")
+    if next_cursor and not call.json:
+        printing.line(f"more: --cursor {next_cursor}")
+
+
+@verb("show")
+@click.argument("ident", metavar="ID")
+@click.pass_obj
+def show_verb(call: Call, ident: str) -> None:
+    """Show every column of a task, with its reason, result, attempts and losses."""
+    task = task_of(call.home(), ident)
+    rows = [[name, _cell(name, value)] for name, value in task.__data__.items() if value is not None]
+    call.show_table(documents.task(task), ["", ""], rows, none="")
+
+
+@verb("trace")
+@click.argument("ident", metavar="ID")
+@click.option("--kind", help="Only traces of this kind.")
+@click.pass_obj
+def trace_verb(call: Call, ident: str, kind: str | None) -> None:
+    """Show what a task did, step by step, as replay reads it."""
+    from ...models import traces
+
+    home = call.home()
+    task = task_of(home, ident)
+    found = traces.by_task(home.db, task.id, kind=kind)
+    document = {"task_id": task.id, "traces": [documents.trace(trace) for trace in found]}
+    rows = [
+        [
+            t.step_index,
+            printing.moment(t.timestamp),
+            t.attempt,
+            t.event_kind,
+            t.step_key,
+            "late" if t.late else "",
+            t.event_json,
+        ]
+        for t in found
+    ]
+    call.show_table(document, ["step", "at", "attempt", "kind", "key", "", "event"], rows, none="no traces")
+
+
+@verb("events")
+@click.argument("ident", metavar="ID")
+@click.option(
+    "--since", type=click.IntRange(min=0), default=0, metavar="N", help="Only events with a greater seq."
+)
+@click.option("--follow", is_flag=True, help="Wait for what comes, until the task ends.")
+@click.pass_obj
+def events_verb(call: Call, ident: str, since: int, follow: bool) -> None:
+    """Show what a task told; with --follow --json, one document per line as they come."""
+    from .. import following
+
+    home = call.home()
+    task_id = task_of(home, ident).id
+    if call.json and not follow:
+        found = [documents.event(event) for event in following.stored(home, task_id, since)]
+        return call.show({"task_id": task_id, "events": found}, "")
+    reader = following.follow if follow else following.stored
+    for event in reader(home, task_id, since):
+        document = documents.event(event)
+        call.show(document, _sentence(document))
+
+
+def task_of(home: Home, ident: str) -> AgentTask:
+    from ...models import short_ids, tasks
+
+    return tasks.find(home.db, short_ids.task(home.db, ident))
+
+
+def _cursor(text: str | None) -> tuple[int, str] | None:
+    if text is None:
+        return None
+    created_at, separator, ident = text.partition(":")
+    if not separator or not created_at.isdecimal():
+        raise InputError(f"cursor {text!r} is none; give back what next_cursor said")
+    return int(created_at), ident
+
+
+_TASK_COLUMNS = ["id", "status", "reason", "lane", "risk", "agent", "attempt", "created", "prompt"]
+
+
+def _task_cells(task: AgentTask) -> list[object]:
+    created = printing.moment(task.created_at)
+    told = task.reason or task.hold
+    return [
+        *(printing.short(task.id), task.status, told, task.lane, task.risk_level),
+        *(task.agent_id, task.attempt, created, task.task_prompt),
+    ]
+
+
+def _cell(name: str, value: Any) -> str:
+    return f"{printing.moment(value)} ({value})" if name.endswith("_at") else str(value)
+
+
+def _sentence(event: dict[str, Any]) -> str:
+    if event["event_type"] == "gap":
+        return (
+            f"gap: events after {event['since']} cannot be given ({event['reason']}); next is {event['next']}"
+        )
+    payload = printing.shown(printing.json_text(event["payload"]))
+    return f"{event['seq']:>5}  {printing.moment(event['timestamp'])}  {event['event_type']:<22} {payload}"
+
+
+def _overview(home: Home) -> dict[str, Any]:
+    from ...models import claims, confirmations, recovery_runs, tasks, workers
+    from .. import bells
+
+    lanes: dict[str, Callable[[str], int]] = {
+        "ready": lambda lane: claims.ready_count(home.db, lane),
+        "listening": lambda lane: bells.listeners(home.path, lane),
+    }
+    last = recovery_runs.recent(home.db, limit=1)
+    return {
+        "home": str(home.path),
+        "tasks": tasks.counts(home.db),
+        **{name: {lane: count(lane) for lane in LANES} for name, count in lanes.items()},
+        "workers": [documents.columns(worker) for worker in workers.alive(home.db)],
+        "open_confirmations": len(confirmations.listing(home.db)),
+        "last_recovery": documents.columns(last[0]) if last else None,
+    }
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, dict):
+        return "  ".join(f"{name} {count}" for name, count in value.items() if count is not None)
+    if isinstance(value, list):
+        return ", ".join(
+            f"{worker['lane']} {worker['id'][-8:]} (pid {worker['pid']} on {worker['host']})"
+            for worker in value
+        )
+    return "never" if value is None else str(value)
