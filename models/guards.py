@@ -20,11 +20,12 @@ _NO_OPEN_WRITE = """
         )
     )
 """
-# An interrupted attempt is fenced off: it can start no step any more, so only a write that is still open matters.
-_OWNER_GONE = f"worker_id IS NULL OR {_OWNER_DEAD} OR (status = 'interrupted' AND {_NO_OPEN_WRITE})"
+_OWNER_GONE = f"worker_id IS NULL OR {_OWNER_DEAD}"
 GUARDS = {
     "owner_gone": f"({_OWNER_GONE})",
-    "owner_gone_or_lease_out": f"({_OWNER_GONE} OR {_NO_OPEN_WRITE})",
+    # For an owner that is fenced off, or whose lease was seen to run out: it can start no step any more, so only a
+    # write that is still open matters.
+    "owner_harmless": f"({_OWNER_GONE} OR {_NO_OPEN_WRITE})",
     "resumable": f"(status = 'running' OR reason IS NULL OR reason IN {RESUMABLE_REASONS})",
     "decidable": f"reason IN {DECIDABLE_REASONS}",
     "retriable": "(status = 'failed' OR reason IN ('skipped', 'diverged'))",

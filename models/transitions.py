@@ -148,9 +148,9 @@ def resume(db: Database, task: AgentTask, *, now: int, lease_out: bool = False) 
     """running | interrupted (shutdown, lost) → pending: recovery puts the task back; rank, lane and budget stay.
 
     Only if no worker is named, or the named one is proved dead, or no write step is open and its lease ran out
-    (`lease_out`) or it was fenced off before.
+    (`lease_out`).
     """
-    guards = ("resumable", "owner_gone_or_lease_out" if lease_out else "owner_gone")
+    guards = ("resumable", "owner_harmless" if lease_out else "owner_gone")
     with db.write():
         resumed = apply(
             db,
@@ -174,7 +174,7 @@ def decide(db: Database, task_id: str, *, by: str, now: int) -> AgentTask:
             Move.DECIDE,
             task_id,
             now=now,
-            guards=("decidable", "owner_gone"),
+            guards=("decidable", "owner_harmless"),
             cleared=("worker_id", "reason", "error_json"),
             payload={"by": by},
             losses=0,
@@ -227,7 +227,7 @@ def retry_by_person(db: Database, task_id: str, *, by: str, now: int) -> AgentTa
             Move.RETRY_BY_PERSON,
             task_id,
             now=now,
-            guards=("retriable", "owner_gone"),
+            guards=("retriable", "owner_harmless"),
             cleared=("worker_id", "reason", "error_json", "completed_at", "cancel_requested_at", "due_at"),
             payload={"by": by},
             losses=0,

@@ -102,6 +102,7 @@ class Case:
     record: History
     unsure: list[RecordedStep]
     decided: Decision
+    lease_ran_out: bool
 
     @property
     def task(self) -> AgentTask:
@@ -118,7 +119,8 @@ def _case(db: Database, orphan: Orphan, rules: Rules) -> Case:
     record = replay.history(traces.step_records(db, orphan.task.id))
     unsure = _unsettled_writes(db, orphan.task, record)
     decided = decide(_facts(orphan, record, unsure), rules.policy, max_losses=rules.max_losses)
-    return Case(orphan, record, unsure, decided)
+    out = orphan.task.status == TaskStatus.RUNNING or orphan.task.worker_id in rules.lease_out
+    return Case(orphan, record, unsure, decided, lease_ran_out=out)
 
 
 def _expire(db: Database, report: Report, *, now: int) -> None:
@@ -160,7 +162,7 @@ def _resume(db: Database, cases: list[Case], *, now: int) -> list[Case]:
     moved = []
     with db.write():
         for case in cases:
-            lease_out = case.was_running and not case.orphan.owner_gone
+            lease_out = not case.orphan.owner_gone and case.lease_ran_out
             with suppress(StaleMove):
                 transitions.resume(db, case.task, now=now, lease_out=lease_out)
                 moved.append(case)

@@ -54,11 +54,18 @@ def sender(run: Run, hold_at: int) -> list[str]:
     return [run.step(send, number, hold_at) for number in (1, 2, 3)]
 
 
+def _interrupt(_: int) -> None:
+    raise KeyboardInterrupt
+
+
+_LEAVE = {"exit": sys.exit, "_exit": os._exit, "poison": os._exit, "interrupt": _interrupt}
+
+
 @step(effect="read")
 def leave(how: str) -> str:
     _note(how)
     if current_step().attempt == 1 or how == "poison":
-        {"exit": sys.exit, "_exit": os._exit, "poison": os._exit}[how](3)
+        _LEAVE[how](3)
     return how
 
 

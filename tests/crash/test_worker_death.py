@@ -110,6 +110,19 @@ def test_a_task_that_calls_sys_exit_fails_at_once_and_its_worker_lives(stage: St
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
+def test_a_task_that_raises_a_keyboard_interrupt_ends_nobody_else(stage: Stage, kind: str) -> None:
+    worker = stage.start(agents_chain, "--kind", kind, "--concurrency", "2")
+    other = stage.enqueue(agents_chain.chain, 1).id
+    wait_until(lambda: ran(stage, other))
+    task_id = stage.enqueue(agents_chain.leaver, "interrupt").id
+    stage.wait_for_status(task_id, "failed", "completed", deadline=5)
+    stage.open_barrier("hold 1")
+    stage.wait_for_status(other, "completed")
+    assert set(ran(stage, other).values()) == {1}
+    assert worker.poll() is None
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
 def test_a_task_that_ends_its_process_is_treated_as_killed(stage: Stage, kind: str) -> None:
     task_id = stage.enqueue(agents_chain.leaver, "_exit").id
     worker = stage.start(agents_chain, "--kind", kind, "--concurrency", "1")
