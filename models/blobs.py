@@ -20,6 +20,7 @@ from . import errors
 from .encoding import clip
 
 INLINE_BYTES = 65536
+ASIDE = ".aside"  # the end of the name of a blob that no row named when upkeep looked; it is still read
 
 _HEX = re.compile("[0-9a-f]{64}")
 
@@ -45,7 +46,7 @@ def store(folder: Path, data: bytes, *, limit: int) -> BlobRef:
     path = folder / ref.path
     try:
         _make_folder(path.parent)
-        if not _holds(path, ref):
+        if not (_holds(path, ref) and _touched(path)):
             _write(path, data)
         _sync_folder(path.parent)  # also where the file was there: its writer may not have come to this yet
     except OSError as cause:
@@ -59,12 +60,24 @@ def load(folder: Path, ref: BlobRef) -> bytes:
     if not _HEX.fullmatch(ref.sha256):
         raise errors.SealedStepError(f"{ref.sha256!r} is not the name of a blob")
     try:
-        data = (folder / ref.path).read_bytes()
+        data = where(folder, ref).read_bytes()
     except OSError as cause:
         raise errors.SealedStepError(f"blob {folder / ref.path}: {cause.strerror or cause}") from cause
     if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.sha256:
         raise errors.SealedStepError(f"blob {folder / ref.path} does not match its digest")
     return data
+
+
+def where(folder: Path, ref: BlobRef) -> Path:
+    """The file that holds a blob, also while it is set aside; where there is none, the path that it should have."""
+    path = folder / ref.path
+    aside = path.with_name(f"{path.name}{ASIDE}")
+    return aside if not path.exists() and aside.exists() else path
+
+
+def files(folder: Path) -> list[Path]:
+    """Every file below the folder of the blobs, unfinished ones and those set aside too."""
+    return [file for part in folder.glob("[0-9a-f][0-9a-f]") for file in part.iterdir() if file.is_file()]
 
 
 def preview(text: str, limit_bytes: int = 1024) -> str:
@@ -93,6 +106,15 @@ def _holds(path: Path, ref: BlobRef) -> bool:
             return hashlib.file_digest(file, "sha256").hexdigest() == ref.sha256
     except FileNotFoundError:
         return False
+
+
+def _touched(path: Path) -> bool:
+    """Make an old file young, so that upkeep leaves it until the row that names it now is committed."""
+    try:
+        os.utime(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -23,7 +23,10 @@ def ready(db: Database, lane: str) -> bool:
     return db.row(_READY, (lane,)) is not None
 
 
-_READY = "SELECT 1 FROM agent_tasks WHERE lane = ? AND status = 'pending' AND hold IS NULL LIMIT 1"
+_READY = """
+    SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM lane_pauses WHERE lane = ?1)
+    AND EXISTS (SELECT 1 FROM agent_tasks WHERE lane = ?1 AND status = 'pending' AND hold IS NULL)
+"""
 
 
 def ready_ids(db: Database, lane: str, *, limit: int | None = None) -> list[str]:
@@ -160,14 +163,17 @@ def _best(lane: str, now: int, without: frozenset[str]) -> tuple[str, Sequence[A
     return _BEST_WITHOUT, (lane, now, json.dumps(sorted(without)))
 
 
+# A paused lane is no lane: one look into an empty table, and never a scan of what waits in it.
 _BEST = """
     SELECT id, agent_id, attempt, started_at FROM agent_tasks
-    WHERE lane = ? AND status = 'pending' AND hold IS NULL AND (expires_at IS NULL OR expires_at > ? OR attempt > 0)
+    WHERE lane = (SELECT ?1 WHERE NOT EXISTS (SELECT 1 FROM lane_pauses WHERE lane = ?1))
+    AND status = 'pending' AND hold IS NULL AND (expires_at IS NULL OR expires_at > ?2 OR attempt > 0)
     ORDER BY rank, id LIMIT 1
 """
 _BEST_WITHOUT = """
     SELECT id, agent_id, attempt, started_at FROM agent_tasks
-    WHERE lane = ? AND status = 'pending' AND hold IS NULL AND (expires_at IS NULL OR expires_at > ? OR attempt > 0)
-    AND agent_id NOT IN (SELECT value FROM json_each(?))
+    WHERE lane = (SELECT ?1 WHERE NOT EXISTS (SELECT 1 FROM lane_pauses WHERE lane = ?1))
+    AND status = 'pending' AND hold IS NULL AND (expires_at IS NULL OR expires_at > ?2 OR attempt > 0)
+    AND agent_id NOT IN (SELECT value FROM json_each(?3))
     ORDER BY rank, id LIMIT 1
 """

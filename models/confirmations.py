@@ -222,7 +222,7 @@ def answer_abandon(
 
 def undecided_step(db: Database, confirmation_id: str, step_key: str | None) -> ConfirmationStep:
     """The step that an answer is about: the named one, or the only one that is undecided."""
-    found = steps(db, confirmation_id)
+    found = steps(db, _open(db, confirmation_id).id)
     named = [step for step in found if step.step_key == step_key]
     if step_key is not None and not named:
         raise NotFoundError(

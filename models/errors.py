@@ -108,9 +108,8 @@ class AlreadyDecidedError(ConflictError):
 
     def __init__(self, confirmation_id: str, decision: str, by: str | None) -> None:
         self.confirmation_id, self.decision, self.by = confirmation_id, decision, by
-        super().__init__(
-            f"confirmation {confirmation_id} is already decided: {decision}, by {by or 'nobody'}"
-        )
+        who = f", by {by}" if by else ""
+        super().__init__(f"confirmation {confirmation_id} is already decided: {decision}{who}")
 
 
 class StepInDoubtError(ConflictError):

@@ -11,9 +11,12 @@ from typing import Any, Self
 
 import peewee
 
+from . import paging
 from .database import Database, Durability, field_names, instances
 from .encoding import encode
+from .errors import NotFoundError
 from .fields import TASK_REF, Int64Field
+from .paging import Cursor, Order
 
 PAGE = 500
 
@@ -136,6 +139,21 @@ def in_range(db: Database, task_id: str, first: int, last: int) -> list[AgentEve
     return instances(AgentEvent, db.rows(statement, (task_id, first, last)), FIELDS)
 
 
+def in_time_range(
+    db: Database,
+    first: int,
+    last: int,
+    *,
+    limit: int = PAGE,
+    cursor: tuple[int, int] | None = None,
+    order: Order = Order.OLDEST,
+) -> tuple[list[AgentEvent], Cursor | None]:
+    """A page of the events, of whatever task, with first ≤ timestamp ≤ last (ms); and the cursor of the next page."""
+    query = AgentEvent.select().where(AgentEvent.timestamp.between(first, last))
+    stamp, ident = AgentEvent.timestamp, AgentEvent.id
+    return paging.page(db, query, stamp, ident, order=order, limit=limit, cursor=cursor)
+
+
 def structural(db: Database, task_id: str) -> list[AgentEvent]:
     """The skeleton of a task, in order."""
     statement = "SELECT * FROM agent_events WHERE task_id = ? AND is_structural = 1 ORDER BY seq"
@@ -146,6 +164,14 @@ def latest_seq(db: Database, task_id: str) -> int | None:
     """The greatest seq of a task, or None where it has no events."""
     row = db.row("SELECT max(seq) FROM agent_events WHERE task_id = ?", (task_id,))
     return None if row is None or row[0] is None else int(row[0])
+
+
+def trimmed_below(db: Database, task_id: str) -> int:
+    """Below which seq events of a task were removed for their age; 0 where none were. Raises NotFoundError."""
+    row = db.row("SELECT trimmed_below FROM agent_tasks WHERE id = ?", (task_id,))
+    if row is None:
+        raise NotFoundError("task", task_id)
+    return int(row[0])
 
 
 def delete_for_task(db: Database, task_id: str) -> int:

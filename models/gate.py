@@ -18,7 +18,11 @@ from . import forks
 
 log = logging.getLogger("relight.gate")
 
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.000_1, 0.001  # two short waits: a transaction takes 0.02–0.4 ms
+_WAIT_S, _LATER_WAIT_S, _PATIENT_S = 0.000_1, 0.001, 0.02  # a transaction takes 0.02–0.4 ms
+_COURTESY_S = (
+    0.000_3  # long enough for a waiting process to look again; the gate itself does not stand idle meanwhile
+)
+_CROWDED_S = 0.05
 _REPORT_EVERY_S = 10.0  # a stopped holder is reported once, not by every write
 
 
@@ -35,6 +39,7 @@ class WriteGate:
     def acquire(self) -> bool:
         """Pass the gate; False when it stayed shut for `gate_ms` and the caller goes on without it."""
         deadline = time.monotonic() + self.gate_ms / 1000
+        self._let_others_queue()
         if not self._mutex.acquire(timeout=self.gate_ms / 1000):
             return self._go_on_without()
         if self._pass(deadline):
@@ -63,7 +68,13 @@ class WriteGate:
 
     close = close_inherited
 
+    def _let_others_queue(self) -> None:
+        """Who has just waited comes back a moment later: whoever looks again only now and then would never get in."""
+        if time.monotonic() < self._crowded_until:
+            time.sleep(_COURTESY_S)
+
     def _reset(self) -> None:
+        self._crowded_until = 0.0
         self._mutex = threading.Lock()
         self._gate = self._turn = -1
 
@@ -71,13 +82,25 @@ class WriteGate:
         if self._gate < 0:
             self._turn = _open(self.folder / "write.turn")
             self._gate = _open(self.folder / "write")
-        if not _lock_before(self._turn, deadline):
+        if not self._locked(self._turn, deadline):
             return False
-        passed = _lock_before(self._gate, deadline)
+        passed = self._locked(self._gate, deadline)
         fcntl.flock(self._turn, fcntl.LOCK_UN)
         if passed:
             os.pwrite(self._gate, b"%-10d\n" % os.getpid(), 0)
         return passed
+
+    def _locked(self, fd: int, deadline: float) -> bool:
+        """Take a lock by the deadline; looking again costs little as long as waits are short."""
+        if _try(fd):
+            return True
+        began = time.monotonic()
+        while (now := time.monotonic()) < deadline:
+            time.sleep(_WAIT_S if now - began < _PATIENT_S else _LATER_WAIT_S)
+            if _try(fd):
+                self._crowded_until = time.monotonic() + _CROWDED_S
+                return True
+        return False
 
     def _go_on_without(self) -> bool:
         self.passed_without += 1
@@ -99,14 +122,9 @@ def _open(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
-def _lock_before(fd: int, deadline: float) -> bool:
-    wait = _FIRST_WAIT_S
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(wait)
-            wait = min(wait * 2, _LONGEST_WAIT_S)
+def _try(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -16,9 +16,12 @@ _NO_OPEN_WRITE = """
         AND NOT EXISTS (
             SELECT 1 FROM task_traces o
             WHERE o.task_id = i.task_id AND o.step_key = i.step_key
-            AND o.event_kind = 'tool_call_completed' AND o.step_index > i.step_index
+            AND o.event_kind = 'tool_call_completed' AND o.step_index > i.step_index AND o.superseded < 2
         )
     )
+"""
+_HAS_ITS_TRACES = """
+    (attempt = 0 OR EXISTS (SELECT 1 FROM task_traces f WHERE f.task_id = agent_tasks.id AND f.step_index = 0))
 """
 _OWNER_GONE = f"worker_id IS NULL OR {_OWNER_DEAD}"
 GUARDS = {
@@ -28,7 +31,8 @@ GUARDS = {
     "owner_harmless": f"({_OWNER_GONE} OR {_NO_OPEN_WRITE})",
     "resumable": f"(status = 'running' OR reason IS NULL OR reason IN {RESUMABLE_REASONS})",
     "decidable": f"reason IN {DECIDABLE_REASONS}",
-    "retriable": "(status = 'failed' OR reason IN ('skipped', 'diverged'))",
+    # Without its traces a retry would run finished steps again; retention removes the first one first.
+    "retriable": f"(status = 'failed' AND {_HAS_ITS_TRACES} OR reason IN ('skipped', 'diverged'))",
 }
 COMPUTED = {
     "losses": """

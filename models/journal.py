@@ -245,7 +245,7 @@ _OPEN_INTENT = """
     AND NOT EXISTS (
         SELECT 1 FROM task_traces o
         WHERE o.task_id = i.task_id AND o.step_key = i.step_key
-        AND o.event_kind = 'tool_call_completed' AND o.step_index > i.step_index
+        AND o.event_kind = 'tool_call_completed' AND o.step_index > i.step_index AND o.superseded < 2
     )
 """
 _CONSUME_GRANT = """

@@ -16,6 +16,14 @@ def is_due(db: Database, queue: str, *, now_s: float) -> bool:
     )
 
 
+def put_result(db: Database, queue: str, key: str, value: bytes, *, now: int) -> None:
+    """Store the result of a plain task, with its time in ms: one that nobody reads is removed after a while."""
+    statement = "INSERT OR REPLACE INTO kv (queue, key, value, stored_at) VALUES (?, ?, ?, ?)"
+    with db.write():
+        db.change(statement, (queue, key, value, now))
+        db.touch("watch")
+
+
 def put_if_absent(db: Database, queue: str, key: str, value: bytes) -> bool:
     """Store a value unless its key has one."""
     with db.write():

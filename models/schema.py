@@ -17,7 +17,7 @@ import cysqlite
 import peewee
 from playhouse.migrations import Runner
 
-from . import confirmations, events, recovery_runs, tasks, traces, workers
+from . import confirmations, events, pauses, recovery_runs, retention, tasks, traces, workers
 from .database import Database
 from .errors import NewerSchemaError, StorageError, StorageUnreadableError
 from .fields import Int64Field
@@ -31,6 +31,8 @@ MODELS: tuple[type[peewee.Model], ...] = (
     confirmations.Confirmation,
     confirmations.ConfirmationStep,
     recovery_runs.RecoveryRun,
+    pauses.LanePause,
+    retention.UpkeepMark,
 )
 _CREATE, _READWRITE = 4, 2
 

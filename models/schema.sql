@@ -56,9 +56,13 @@ CREATE TABLE "agent_tasks" (
     CHECK (attempt >= 0 AND losses >= 0 AND retries_left >= 0 AND recursion_depth >= 0)
 );
 
+CREATE INDEX "agent_tasks_blob" ON "agent_tasks" ("id") WHERE instr(result_json, '{"$blob"') > 0;
+
 CREATE INDEX "agent_tasks_created" ON "agent_tasks" ("created_at");
 
 CREATE INDEX "agent_tasks_due" ON "agent_tasks" ("due_at") WHERE hold = 'due';
+
+CREATE INDEX "agent_tasks_ended" ON "agent_tasks" ("completed_at") WHERE completed_at IS NOT NULL;
 
 CREATE INDEX "agent_tasks_expiry" ON "agent_tasks" ("expires_at") WHERE expires_at IS NOT NULL AND status = 'pending';
 
@@ -113,7 +117,15 @@ CREATE TABLE counter (
     queue text not null, key text not null, value integer not null default 0, primary key(queue, key)
 );
 
-CREATE TABLE kv (queue text not null, key text not null, value blob not null, primary key(queue, key));
+CREATE TABLE kv (queue text not null, key text not null, value blob not null, stored_at INTEGER, primary key(queue, key));
+
+CREATE INDEX kv_stored_at ON kv (stored_at) WHERE stored_at IS NOT NULL;
+
+CREATE TABLE "lane_pauses" (
+    "lane" TEXT NOT NULL PRIMARY KEY,
+    "paused_at" INTEGER NOT NULL,
+    "paused_by" TEXT NOT NULL
+);
 
 CREATE TABLE "recovery_runs" (
     "id" INTEGER NOT NULL PRIMARY KEY,
@@ -164,9 +176,16 @@ CREATE TABLE "task_traces" (
     CHECK (step_index >= 0)
 );
 
+CREATE INDEX "task_traces_blob" ON "task_traces" ("id") WHERE instr(event_json, '{"$blob"') > 0;
+
 CREATE INDEX "task_traces_step" ON "task_traces" ("task_id", "step_key") WHERE step_key IS NOT NULL;
 
 CREATE UNIQUE INDEX "task_traces_task_id_step_index" ON "task_traces" ("task_id", "step_index");
+
+CREATE TABLE "upkeep_marks" (
+    "name" TEXT NOT NULL PRIMARY KEY,
+    "value" INTEGER NOT NULL
+);
 
 CREATE TABLE "workers" (
     "id" TEXT NOT NULL PRIMARY KEY,

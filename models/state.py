@@ -14,8 +14,9 @@ from . import events, journal, orphans, schema, tasks, traces, transitions
 from .database import Database
 from .events import AgentEvent
 from .moves import Move
+from .paging import Cursor, Order
 from .tasks import AgentTask, TaskStatus
-from .traces import TaskTrace
+from .traces import TaskTrace, TaskTraceInfo
 
 
 class StateDatabase:
@@ -58,6 +59,12 @@ class StateDatabase:
         """The tasks of a session, newest first."""
         return tasks.listing(self.db, session=session, limit=limit)[0]
 
+    def list_tasks(
+        self, *, limit: int = 50, cursor: Cursor | None = None, order: Order = Order.NEWEST, **filters: Any
+    ) -> tuple[list[AgentTask], Cursor | None]:
+        """A page of tasks and the cursor of the next one; filters are status, lane, session."""
+        return tasks.listing(self.db, limit=limit, cursor=cursor, order=order, **filters)
+
     def get_recoverable_tasks(self) -> list[AgentTask]:
         """The running and interrupted tasks: low risk first, then high, then anything else; oldest first."""
         return orphans.recoverable(self.db)
@@ -89,6 +96,23 @@ class StateDatabase:
     def get_traces_by_task(self, task_id: str) -> list[TaskTrace]:
         """The traces of a task in step order."""
         return traces.by_task(self.db, task_id)
+
+    def get_traces_by_kind(
+        self, kind: str, *, limit: int = 200, after: int | None = None, order: Order = Order.OLDEST
+    ) -> list[TaskTrace]:
+        """A page of the traces of one kind, of whatever task, by row id."""
+        return traces.by_kind(self.db, kind, limit=limit, after=after, order=order)
+
+    def list_trace_tasks_paged(
+        self,
+        limit: int = 50,
+        before_timestamp: int | None = None,
+        *,
+        cursor: Cursor | None = None,
+        order: Order = Order.NEWEST,
+    ) -> tuple[list[TaskTraceInfo], Cursor | None]:
+        """A page of the tasks that have traces, by the time of their last one, and the cursor of the next page."""
+        return traces.list_trace_tasks_paged(self.db, limit, before_timestamp, cursor=cursor, order=order)
 
     def get_traces_from_step(self, task_id: str, step_index: int) -> list[TaskTrace]:
         """The traces of a task from this step index on."""
@@ -127,6 +151,18 @@ class StateDatabase:
     def get_events_in_range(self, task_id: str, first: int, last: int) -> list[AgentEvent]:
         """The events of a task with first ≤ seq ≤ last."""
         return events.in_range(self.db, task_id, first, last)
+
+    def get_events_in_time_range(
+        self,
+        first: int,
+        last: int,
+        *,
+        limit: int = events.PAGE,
+        cursor: Cursor | None = None,
+        order: Order = Order.OLDEST,
+    ) -> tuple[list[AgentEvent], Cursor | None]:
+        """A page of the events, of whatever task, with first ≤ timestamp ≤ last (ms), and the cursor of the next page."""
+        return events.in_time_range(self.db, first, last, limit=limit, cursor=cursor, order=order)
 
     def get_structural_events(self, task_id: str) -> list[AgentEvent]:
         """The skeleton of a task, in order."""

@@ -12,14 +12,15 @@ from typing import Any, Self
 import cysqlite
 import peewee
 
-from . import events
+from . import events, paging
 from .database import Database, field_names, instances
 from .errors import DuplicateTaskError, KeyConflictError, NotFoundError
 from .fields import Int64Field, StoredText, Word, WordField
+from .paging import Cursor, Order
 
 MAIN_PRIORITY, SUBAGENT_PRIORITY = 10, 0  # higher first, as in Huey
 PRIORITY_MS = 60_000  # design §5: a priority point is worth a minute of waiting
-HOLD_DUE, HOLD_UNKNOWN_AGENT = "due", "unknown_agent"
+HOLD_DUE, HOLD_UNKNOWN_AGENT, HOLD_PAUSED = "due", "unknown_agent", "paused"
 
 
 class TaskStatus(Word):
@@ -224,6 +225,17 @@ AgentTask.add_index(
     )
 )
 
+AgentTask.add_index(
+    AgentTask.index(
+        AgentTask.completed_at, where=peewee.SQL("completed_at IS NOT NULL"), name="agent_tasks_ended"
+    )
+)
+AgentTask.add_index(
+    AgentTask.index(
+        AgentTask.id, where=peewee.SQL("""instr(result_json, '{"$blob"') > 0"""), name="agent_tasks_blob"
+    )
+)
+
 FIELDS = field_names(AgentTask)
 
 
@@ -273,23 +285,18 @@ def listing(
     session: str | None = None,
     limit: int = 50,
     cursor: tuple[int, str] | None = None,
-) -> tuple[list[AgentTask], tuple[int, str] | None]:
-    """A page of tasks, newest first, without their input, result and error; and the cursor of the next page."""
-    query = (
-        AgentTask.select(*_LISTED).order_by(AgentTask.created_at.desc(), AgentTask.id.desc()).limit(limit + 1)
-    )
+    order: Order = Order.NEWEST,
+) -> tuple[list[AgentTask], Cursor | None]:
+    """A page of tasks, without their input, result and error; and the cursor of the next page."""
+    query = AgentTask.select(*_LISTED)
     for column, value in (
         (AgentTask.status, status),
         (AgentTask.lane, lane),
         (AgentTask.parent_session_id, session),
     ):
         query = query if value is None else query.where(column == value)
-    if cursor is not None:
-        query = query.where(peewee.Tuple(AgentTask.created_at, AgentTask.id) < cursor)
-    found: list[AgentTask] = db.select(query)
-    page = found[:limit]
-    more = len(found) > limit
-    return page, (page[-1].created_at, page[-1].id) if more and page else None
+    stamp, ident = AgentTask.created_at, AgentTask.id
+    return paging.page(db, query, stamp, ident, order=order, limit=limit, cursor=cursor)
 
 
 _LISTED = [

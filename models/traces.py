@@ -1,19 +1,24 @@
 """The execution trace: what replay and recovery are computed from.
 
 Invariant: `step_index` is unique per task and only grows; a trace is appended, never changed, but for the mark that
-its outcome was superseded by a retry.
+its outcome was superseded: 1, by a retry or an answer, so that the step runs again; 2, taken back, so that its step is in
+doubt again.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import peewee
 
+from . import paging
 from .database import Database, field_names, instances
 from .fields import TASK_REF, Int64Field
+from .paging import Cursor, Order
 
 if TYPE_CHECKING:
     from .trace_events import AgentTraceEvent
@@ -77,8 +82,26 @@ TaskTrace.add_index(
         name="task_traces_step",
     )
 )
+TaskTrace.add_index(
+    TaskTrace.index(
+        TaskTrace.id, where=peewee.SQL("""instr(event_json, '{"$blob"') > 0"""), name="task_traces_blob"
+    )
+)
 
 FIELDS = field_names(TaskTrace)
+MOST_LISTED = 200
+
+
+@dataclass(frozen=True)
+class TaskTraceInfo:
+    """A task that has traces, as a list shows it; times in epoch ms."""
+
+    task_id: str
+    event_count: int
+    last_timestamp: int
+    status: str
+    started_at: int | None
+    prompt_preview: str
 
 
 def append(
@@ -150,6 +173,55 @@ def by_id(db: Database, trace_id: int) -> TaskTrace | None:
     return found[0] if found else None
 
 
+def by_kind(
+    db: Database, kind: str, *, limit: int = 200, after: int | None = None, order: Order = Order.OLDEST
+) -> list[TaskTrace]:
+    """A page of the traces of one kind, of whatever task, by row id; the last one's id goes on as `after`."""
+    query = TaskTrace.select().where(TaskTrace.event_kind == kind).limit(limit)
+    if after is not None:
+        query = query.where(TaskTrace.id < after if order is Order.NEWEST else TaskTrace.id > after)
+    found: list[TaskTrace] = db.select(
+        query.order_by(TaskTrace.id.desc() if order is Order.NEWEST else TaskTrace.id)
+    )
+    return found
+
+
+def list_trace_tasks_paged(
+    db: Database,
+    limit: int = 50,
+    before_timestamp: int | None = None,
+    *,
+    cursor: tuple[int, str] | None = None,
+    order: Order = Order.NEWEST,
+) -> tuple[list[TaskTraceInfo], Cursor | None]:
+    """A page of the tasks that have traces, by the time of their last one, and the cursor of the next page.
+
+    `limit` is taken as 1 to 200. `before_timestamp` gives only tasks whose last trace is strictly older, so it passes
+    over ties at the edge of a page; `cursor` does not.
+    """
+    limit = max(1, min(limit, MOST_LISTED))
+    last = peewee.fn.MAX(TaskTrace.timestamp)
+    query = TaskTrace.select(TaskTrace.task_id, peewee.fn.COUNT(TaskTrace.id), last).group_by(
+        TaskTrace.task_id
+    )
+    if before_timestamp is not None:
+        query = query.having(last < before_timestamp)
+    place, newest = peewee.Tuple(last, TaskTrace.task_id), order is Order.NEWEST
+    if cursor is not None:
+        query = query.having(place < cursor if newest else place > cursor)
+    by = (last.desc(), TaskTrace.task_id.desc()) if newest else (last, TaskTrace.task_id)
+    sql, params = query.order_by(*by).limit(limit + 1).sql()
+    page, following = paging.cut(db.rows(sql, params), limit, lambda row: Cursor(row[2], row[0]))
+    about = {row[0]: row[1:] for row in db.rows(_ABOUT, (json.dumps([row[0] for row in page]),))}
+    return [TaskTraceInfo(*row, *about[row[0]]) for row in page if row[0] in about], following
+
+
+_ABOUT = """
+    SELECT id, status, started_at, substr(task_prompt, 1, 200) FROM agent_tasks
+    WHERE id IN (SELECT value FROM json_each(?))
+"""
+
+
 def delete_for_task(db: Database, task_id: str) -> int:
     """Remove the traces of a task; how many there were."""
     with db.write():
@@ -181,3 +253,27 @@ def supersede(db: Database, task_id: str, step_keys: Sequence[str]) -> None:
     """
     for key in step_keys:
         db.change(statement, (task_id, key))
+
+
+def take_back(db: Database, task_id: str, step_keys: Sequence[str]) -> None:
+    """Mark every outcome since the last intent of these steps as no answer: whether they happened is open again."""
+    statement = """
+        UPDATE task_traces SET superseded = 2
+        WHERE task_id = ?1 AND step_key = ?2 AND event_kind = 'tool_call_completed' AND step_index > (
+            SELECT max(step_index) FROM task_traces
+            WHERE task_id = ?1 AND step_key = ?2 AND event_kind = 'tool_call_started'
+        )
+    """
+    for key in step_keys:
+        db.change(statement, (task_id, key))
+
+
+def outcome_of(db: Database, task_id: str, step_key: str) -> TaskTrace | None:
+    """The outcome of a step that stands: the last one that was not superseded."""
+    statement = """
+        SELECT * FROM task_traces
+        WHERE task_id = ? AND step_key = ? AND event_kind = 'tool_call_completed' AND superseded = 0
+        ORDER BY late, step_index DESC LIMIT 1
+    """
+    found = instances(TaskTrace, db.rows(statement, (task_id, step_key)), FIELDS)
+    return found[0] if found else None

@@ -144,13 +144,16 @@ def swap_out(db: Database, task_id: str, *, swap_path: str, now: int) -> AgentTa
         return apply(db, Move.SWAP_OUT, task_id, now=now, swap_path=swap_path)
 
 
-def resume(db: Database, task: AgentTask, *, now: int, lease_out: bool = False) -> AgentTask:
+def resume(
+    db: Database, task: AgentTask, *, now: int, lease_out: bool = False, due_at: int | None = None
+) -> AgentTask:
     """running | interrupted (shutdown, lost) → pending: recovery puts the task back; rank, lane and budget stay.
 
     Only if no worker is named, or the named one is proved dead, or no write step is open and its lease ran out
-    (`lease_out`).
+    (`lease_out`). `due_at` has it wait, when it took down its worker before.
     """
     guards = ("resumable", "owner_harmless" if lease_out else "owner_gone")
+    wait = {} if due_at is None else {"hold": HOLD_DUE, "due_at": due_at}
     with db.write():
         resumed = apply(
             db,
@@ -161,6 +164,8 @@ def resume(db: Database, task: AgentTask, *, now: int, lease_out: bool = False) 
             guards=guards,
             cleared=("worker_id", "reason"),
             computed=("losses",) if task.status == R else (),
+            payload=None if due_at is None else {"due_at": due_at},
+            **wait,
         )
         db.touch(resumed.lane)
         return resumed
@@ -219,8 +224,10 @@ def cancel(db: Database, task_id: str, *, by: str, detail: str, now: int) -> Age
     )
 
 
-def retry_by_person(db: Database, task_id: str, *, by: str, now: int) -> AgentTask:
-    """failed | interrupted (skipped, diverged) → pending: traces stay, losses start again at 0."""
+def retry_by_person(
+    db: Database, task_id: str, *, by: str, now: int, told: dict[str, Any] | None = None
+) -> AgentTask:
+    """failed | interrupted (skipped, diverged) → pending: traces stay, losses start again at 0; it expires no more."""
     with db.write():
         task = apply(
             db,
@@ -228,13 +235,19 @@ def retry_by_person(db: Database, task_id: str, *, by: str, now: int) -> AgentTa
             task_id,
             now=now,
             guards=("retriable", "owner_harmless"),
-            cleared=("worker_id", "reason", "error_json", "completed_at", "cancel_requested_at", "due_at"),
-            payload={"by": by},
+            cleared=_CLEARED_BY_PERSON,
+            payload={"by": by, **(told or {})},
             losses=0,
         )
         _withdraw_questions(db, task_id, now=now)
         db.touch(task.lane)
         return task
+
+
+_CLEARED_BY_PERSON = (
+    *("worker_id", "reason", "error_json", "completed_at"),
+    *("cancel_requested_at", "due_at", "expires_at"),
+)
 
 
 def end(

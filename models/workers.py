@@ -75,10 +75,10 @@ def running_claims(db: Database, worker_id: str) -> list[tuple[str, int]]:
     return [(row[0], row[1]) for row in db.rows(statement, (worker_id,))]
 
 
-def forget_dead(db: Database, *, before: int) -> None:
-    """Remove workers that died before `before` (ms) and own no task any more."""
+def forget_dead(db: Database, *, before: int) -> int:
+    """Remove workers that died before `before` (ms) and own no task any more; how many."""
     statement = """
         DELETE FROM workers WHERE dead_at < ? AND id NOT IN (SELECT worker_id FROM agent_tasks WHERE worker_id IS NOT NULL)
     """
     with db.write(Durability.NORMAL):
-        db.change(statement, (before,))
+        return db.change(statement, (before,))

@@ -13,6 +13,7 @@ from ..models.tasks import RiskLevel, TaskStatus
 from .policy import PolicyFault, RecoveryPolicy
 
 NO_TRACES = "no execution traces available"
+FIRST_WAIT_MS, LONGEST_WAIT_MS = 1_000, 60_000
 
 
 class Verdict(StrEnum):
@@ -28,8 +29,9 @@ class Verdict(StrEnum):
 class Facts:
     """What is known about one recoverable task.
 
-    `losses` counts losses in a row and includes the one that is decided on now; a shutdown is none. `risk_text` is the
-    stored text, unparsed. `in_doubt_writes` are the keys of write steps with an intent and no outcome.
+    `losses` counts losses in a row and includes the one that is decided on now; a shutdown is none (`lost` is false
+    then). `risk_text` is the stored text, unparsed. `in_doubt_writes` are the keys of write steps with an intent and no
+    outcome.
     """
 
     status: str
@@ -39,14 +41,16 @@ class Facts:
     losses: int = 0
     in_doubt_writes: tuple[str, ...] = ()
     suspect_step: str | None = None
+    lost: bool = True
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The verdict and its reason, as a person reads it."""
+    """The verdict, its reason as a person reads it, and how long a task that resumes has to wait first."""
 
     verdict: Verdict
     reason: str
+    wait_ms: int = 0
 
 
 def decide(facts: Facts, policy: RecoveryPolicy | PolicyFault, *, max_losses: int) -> Decision:
@@ -74,6 +78,14 @@ _RECOVERABLE = frozenset(str(status) for status in TaskStatus if status.is_recov
 _KNOWN_RISKS = frozenset(str(risk) for risk in RiskLevel)
 
 
+def back_off_ms(losses: int) -> int:
+    """How long a task waits before it is tried again, by its losses in a row: the first one costs nothing.
+
+    Then 1 s, 2 s, 4 s, up to a minute, so that a task that takes its workers down leaves the others time to work.
+    """
+    return 0 if losses < 2 else min(FIRST_WAIT_MS << min(losses - 2, 6), LONGEST_WAIT_MS)
+
+
 def _crash_loop(facts: Facts) -> str:
     where = f"in step {facts.suspect_step}" if facts.suspect_step else "with no step open"
     return f"lost its worker {facts.losses} times in a row, the last time {where}"
@@ -82,8 +94,14 @@ def _crash_loop(facts: Facts) -> str:
 def _by_risk(facts: Facts, policy: RecoveryPolicy) -> Decision:
     if facts.risk_text == RiskLevel.LOW:
         if policy.low == "resume":
-            return Decision(Verdict.RESUME, "low risk")
+            return _resumed(facts, "low risk")
         return Decision(Verdict.ASK, f"low risk, and policy {policy.path} asks")
     if facts.agent_id in policy.exempt:
-        return Decision(Verdict.RESUME, f"high risk, and policy {policy.path} exempts {facts.agent_id}")
+        return _resumed(facts, f"high risk, and policy {policy.path} exempts {facts.agent_id}")
     return Decision(Verdict.ASK, "high risk")
+
+
+def _resumed(facts: Facts, reason: str) -> Decision:
+    wait_ms = back_off_ms(facts.losses) if facts.lost else 0
+    told = f"; lost {facts.losses} times in a row, so it waits {wait_ms / 1000:g} s first" if wait_ms else ""
+    return Decision(Verdict.RESUME, f"{reason}{told}", wait_ms)

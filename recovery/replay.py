@@ -1,6 +1,7 @@
 """What the record of a task says about each of its steps. Pure: rows in, values out.
 
-Invariant: a step is in doubt exactly when its last intent has no outcome of any kind behind it. Of several outcomes
+Invariant: a step is in doubt exactly when its last intent has no outcome of any kind behind it, but for one that was
+taken back. Of several outcomes
 the owner's own counts before a late one, and the first late one before later ones, so that every replay sees what the
 first reader of the outcome saw.
 """
@@ -14,6 +15,7 @@ from enum import Enum
 from typing import Any
 
 INTENT, OUTCOME = "tool_call_started", "tool_call_completed"
+TAKEN_BACK = 2  # the mark of `traces.take_back`
 
 
 class StepState(Enum):
@@ -85,6 +87,8 @@ def _note(found: _Marks, row: tuple[Any, ...]) -> None:
     index, kind, late, superseded = row[0], row[1], row[7], row[8]
     if kind == INTENT:
         found.intent = row
+        return
+    if superseded == TAKEN_BACK:
         return
     found.last_outcome_at = index
     if superseded:

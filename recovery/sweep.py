@@ -164,7 +164,8 @@ def _resume(db: Database, cases: list[Case], *, now: int) -> list[Case]:
         for case in cases:
             lease_out = not case.orphan.owner_gone and case.lease_ran_out
             with suppress(StaleMove):
-                transitions.resume(db, case.task, now=now, lease_out=lease_out)
+                due_at = now + case.decided.wait_ms if case.decided.wait_ms else None
+                transitions.resume(db, case.task, now=now, lease_out=lease_out, due_at=due_at)
                 moved.append(case)
     return moved
 
@@ -249,6 +250,7 @@ def _facts(orphan: Orphan, record: History, unsure: list[RecordedStep]) -> Facts
         agent_id=task.agent_id,
         trace_count=orphan.trace_count,
         losses=losses,
+        lost=task.reason != "shutdown",
         in_doubt_writes=tuple(step.key for step in unsure),
         suspect_step=doubtful[-1].key if doubtful else None,
     )

@@ -104,6 +104,7 @@ def test_sql_is_written_in_models_alone() -> None:
     assert offenders(lambda node: bool(SQL.match(texts(node))), "recovery", "workers", "relight") == []
 
 
+@pytest.mark.spec(67)
 def test_no_value_is_formatted_into_a_statement() -> None:
     def formats(node: ast.AST) -> bool:
         if isinstance(node, ast.JoinedStr):

@@ -124,7 +124,7 @@ class LaneConsumer(Consumer):  # type: ignore[misc]  # huey is untyped
 
     def start(self) -> None:
         """Start the workers and the scheduler; signals are the business of whoever runs this process."""
-        from . import recovery_job  # noqa: F401  # registers the periodic job
+        from . import recovery_job, retention_job  # noqa: F401  # they register the periodic jobs
 
         apps.load(self.huey.home.settings.app)
         self.huey.serve(1 if self.environment.forks else self.slots)

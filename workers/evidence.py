@@ -6,7 +6,10 @@ time; a verify that fails or does not answer is evidence of just that.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import threading
+from collections import OrderedDict
 from typing import Any
 
 from ..models import encoding
@@ -50,13 +53,23 @@ def _within_limit(step: steps.Step[..., Any], arguments: dict[str, Any]) -> dict
 
 
 def _ask(step: steps.Step[..., Any], arguments: dict[str, Any]) -> Any:
-    import asyncio
-    import inspect
-
     hints = steps.hints_of(step.fn)
     typed = {name: encoding.revive(value, hints.get(name)) for name, value in arguments.items()}
     verify = step.declared.verify
     assert verify is not None
-    if inspect.iscoroutinefunction(verify):
-        return asyncio.run(verify(**typed))
-    return verify(**typed)
+    args, kwargs = _as_called(step.signature, typed)
+    answer = verify(*args, **kwargs)
+    return asyncio.run(answer) if inspect.iscoroutine(answer) else answer
+
+
+def _as_called(
+    signature: inspect.Signature, arguments: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """By name, so that `verify` may order its parameters; spread ones as the step itself got them."""
+    if all(signature.parameters[name].kind in _BY_NAME for name in arguments):
+        return (), arguments
+    bound = inspect.BoundArguments(signature, OrderedDict(arguments))
+    return bound.args, bound.kwargs
+
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

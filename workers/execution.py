@@ -7,14 +7,13 @@ its own any more; control flow ends here and never reaches Huey.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..models import claims, confirmations, encoding, journal, traces, transitions
+from ..models import claims, confirmations, journal, traces, transitions
 from ..models.confirmations import StepInDoubt
 from ..models.errors import (
     Asked,
@@ -238,6 +237,9 @@ def _returned(attempt: Attempt, run: Recorder, value: Any) -> Outcome:
     forgotten = calling.call(run._unfinished)
     if isinstance(forgotten, Raised):
         return _failed(attempt, forgotten.error)
+    if run._open_writes:  # cancelled half-way when the agent ended: the result does not say whether they happened
+        why = "the agent ended while this write was still running"
+        return _asked(attempt, *(Asked(key, why) for key in sorted(run._open_writes)))
     missed = [step for step in run._not_asked_for() if step.effect == "write"]
     if missed:
         flow = Diverged(missed[0].key, "a write step", "nothing: the agent ended without it")
@@ -254,7 +256,9 @@ def _returned(attempt: Attempt, run: Recorder, value: Any) -> Outcome:
 def _raised(attempt: Attempt, agent: Agent[Any, Any], run: Recorder, error: BaseException) -> Outcome:
     calling.call(run._unfinished)
     chain = calling.chain(error)
-    given_up = any(isinstance(one, StepAbandoned) for one in chain)  # a person's word, which no retry takes back
+    given_up = any(
+        isinstance(one, StepAbandoned) for one in chain
+    )  # a person's word, which no retry takes back
     if given_up or attempt.task.retries_left <= 0:
         return _failed(attempt, error)
     reached = [failure for failure in run._failures if any(failure.error is one for one in chain)]
@@ -270,7 +274,7 @@ def _raised(attempt: Attempt, agent: Agent[Any, Any], run: Recorder, error: Base
             **attempt.fence,
             due_at=now + agent.retry_delay_ms,
             retries_left=attempt.task.retries_left - 1,
-            error_json=_error_json(error),
+            error_json=outcomes.error_json(error),
             supersede=[failure.call.key for failure in reached],
             now=now,
         )
@@ -278,8 +282,8 @@ def _raised(attempt: Attempt, agent: Agent[Any, Any], run: Recorder, error: Base
     return Outcome("retrying", error)
 
 
-def _failed(attempt: Attempt, error: BaseException) -> Outcome:
-    text = _error_json(error)
+def _failed(attempt: Attempt, error: BaseException, *, ended_by: Sequence[str] = ()) -> Outcome:
+    text = outcomes.error_json(error, ended_by)
     storing.persistently(
         lambda: transitions.fail(
             attempt.home.db,
@@ -344,7 +348,3 @@ def _finish(attempt: Attempt, outcome: Outcome) -> Outcome:
         extra={"task": attempt.task.id, "attempt": attempt.task.attempt, "outcome": outcome.kind},
     )
     return outcome
-
-
-def _error_json(error: BaseException) -> str:
-    return json.dumps(encoding.describe_error(error), ensure_ascii=False)

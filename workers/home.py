@@ -12,7 +12,7 @@ from pathlib import Path
 
 from platformdirs import user_state_path
 
-from ..models import schema
+from ..models import forks, schema
 from ..models.database import Database
 from ..models.errors import StorageUnreadableError
 from . import policy_file, settings
@@ -34,6 +34,7 @@ class Home:
         self._owner: Owner | None = None
         self._mutex = threading.RLock()
         db.ring = self._ringer.ring
+        forks.guard.register(self)
 
     @classmethod
     def open(cls, told: Settings) -> Home:
@@ -52,10 +53,7 @@ class Home:
         """The directory that environment and working directory name now; opened once for each of them."""
         if _adopted is not None:
             return _adopted
-        said = (
-            os.getcwd(),
-            *(f"{name}={text}" for name, text in os.environ.items() if name.startswith("RELIGHT_")),
-        )
+        said = (os.getcwd(), *map(os.environ.get, settings.VARIABLES))
         with _opened_mutex:
             if said not in _opened:
                 told = settings.load()
@@ -99,6 +97,10 @@ class Home:
         """This process's identity, if it has one yet."""
         return self._owner if self._owner is not None and self._owner.alive else None
 
+    def close_inherited(self) -> None:
+        """In a forked child: another thread of the parent may have held the mutex; what it guards resets itself."""
+        self._mutex = threading.RLock()
+
     def close(self) -> None:
         """Sign off and close everything that is open."""
         with self._mutex:
@@ -111,19 +113,17 @@ class Home:
             self.db.close_all()
 
 
-_opened: dict[tuple[str, ...], Home] = {}
+_opened: dict[tuple[str | None, ...], Home] = {}
 _opened_mutex = threading.Lock()
 _adopted: Home | None = None
 
 
-def _renew_mutex() -> None:
+def _renew_opened_mutex() -> None:
     global _opened_mutex
     _opened_mutex = threading.Lock()
-    for home in _opened.values():
-        home._mutex = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_renew_mutex)
+os.register_at_fork(after_in_child=_renew_opened_mutex)  # another thread of the parent may have held it
 
 
 def _create_folder(folder: Path) -> None:

@@ -36,7 +36,9 @@ class Form:
                 f"agent {name}: its first parameter is the run, as in def {name}(run, prompt: str)"
             )
         if any(parameter.kind is inspect.Parameter.POSITIONAL_ONLY for parameter in parameters[1:]):
-            raise InputError(f"agent {name}: its input is stored by name, so it takes no positional-only parameters")
+            raise InputError(
+                f"agent {name}: its input is stored by name, so it takes no positional-only parameters"
+            )
         self.signature = inspect.Signature(parameters[1:])
 
     def input_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Input:

@@ -28,10 +28,16 @@ class LaneStorage(CySqliteStorage):  # type: ignore[misc]  # huey is untyped
     blocking = True  # a lane waits in its `dequeue`; a consumer that slept as well would add its back-off
 
     def __init__(
-        self, name: str, *, database: Callable[[], Database], watch: Callable[[], Bell], agent_tasks: Listed
+        self,
+        name: str,
+        *,
+        database: Callable[[], Database],
+        watch: Callable[[], Bell],
+        agent_tasks: Listed,
+        now: Callable[[], int],
     ) -> None:
         super().__init__(name, filename="", create_tables=False)
-        self._database, self._watch, self._agent_tasks = database, watch, agent_tasks
+        self._database, self._watch, self._agent_tasks, self._now = database, watch, agent_tasks, now
 
     @contextmanager
     def db(self, commit: bool = False, close: bool = False) -> Iterator[_Statements]:
@@ -86,11 +92,10 @@ class LaneStorage(CySqliteStorage):  # type: ignore[misc]  # huey is untyped
 
     def put_data(self, key: str, value: bytes, is_result: bool = False) -> None:
         """Store a value; whoever waits for a result is woken."""
-        database = self._database()
-        with database.write():
-            super().put_data(key, value, is_result)
-            if is_result:
-                database.touch("watch")
+        if is_result:
+            plain_messages.put_result(self._database(), self.name, key, value, now=self._now())
+        else:
+            super().put_data(key, value)
 
     def wait_result(
         self, key: str, timeout: float | None = None, backoff: float = 1.15, max_delay: float = 1.0

@@ -81,6 +81,7 @@ class LaneHuey(SqliteHuey):  # type: ignore[misc]  # huey is untyped
             database=lambda: self.home.db,
             watch=lambda: self.home.bell("watch"),
             agent_tasks=self._listed,
+            now=lambda: self.home.now(),
         )
 
     def create_consumer(self, **options: Any) -> LaneConsumer:

@@ -7,6 +7,7 @@ goes on with the decoded value, so that live and replay take the same path.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,12 @@ def whole(home: Home, text: str) -> str:
         return text
     named = json.loads(text)["$blob"]
     return blobs.load(home.path / "blobs", blobs.BlobRef(**named)).decode()
+
+
+def error_json(error: BaseException, steps: Sequence[str] = ()) -> str:
+    """An exception as a row holds it, with the steps that raised it: what a person's retry has to run again."""
+    ended_by = {"steps": list(dict.fromkeys(steps))} if steps else {}
+    return json.dumps({**encoding.describe_error(error), **ended_by}, ensure_ascii=False)
 
 
 def part(event_json: str, name: str) -> Any:

@@ -87,6 +87,7 @@ class Recorder:
         self._asked: set[str] = set()
         self._failures: list[Failure] = []
         self._not_awaited: dict[str, Coroutine[Any, Any, Any]] = {}
+        self._open_writes: set[str] = set()
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
     @property
@@ -200,6 +201,8 @@ class Recorder:
         self._write(
             lambda: journal.accept_intent(on.home.db, on.claim, call, event, told=told, now=on.home.now())
         )
+        if call.effect == "write":
+            self._open_writes.add(call.key)
 
     def _conclude(self, opened: Opened, outcome: Returned | Raised, began: float) -> Returned | Raised:
         """Store an outcome and give back what a replay would; the effect has happened, so this is not skipped."""
@@ -213,6 +216,7 @@ class Recorder:
         late = self._write(
             lambda: journal.record_outcome(on.home.db, on.claim, call, event, told=told, now=on.home.now())
         )
+        self._open_writes.discard(call.key)
         if late is not None:
             self._halt(late)
         if failed and opened.step.declared.retries and not opened.step.may_repeat(call.effect, outcome.error):  # type: ignore[arg-type, union-attr]

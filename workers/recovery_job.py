@@ -19,11 +19,13 @@ from pathlib import Path
 
 from huey import crontab
 
-from ..models import claims, forks, recovery_runs, workers
+from ..models import claims, forks, orphans, recovery_runs, workers
 from ..models.errors import RelightError, StorageError
 from ..recovery import sweep
 from ..recovery.sweep import Report, Rules
-from . import agents, evidence, policy_file
+from . import agents, calling, evidence, policy_file
+from .calling import Raised
+from .clock import now_ms
 from .home import Home
 from .lanes import upkeep
 from .ownership import Prober, Proofs
@@ -49,44 +51,44 @@ def recover(home: Home, *, dry_run: bool = False) -> Report:
 def sweep_tick(home: Home) -> Report | None:
     """Run a pass unless one runs or the last one began less than SWEEP_MS ago; None where there was none to run.
 
-    A death that was just proved is acted on at once.
+    What a dead worker left is acted on at once: at the start of this process, and when it has just proved a death.
     Every process watches the leases at each tick, so that whichever comes to a pass knows who stopped counting.
     """
     watcher = _watchers.of(home)
     with watcher.mutex:
         _release_known(home)
-        news = bool(watcher.probe(home).dead)
+        news = watcher.has_news(home)
         if not (news or _is_time(home)):
             return None
         with _alone(home, wait_ms=0) as admitted:
             if not watcher.may_go_on(home, admitted) or not (news or _is_time(home)):
                 return None
-            try:
-                return _pass(home, watcher.prober, dry_run=False)
-            except StorageError:
-                watcher.prober.forget()  # our own writes failed: what stood still meanwhile says nothing
-                raise
+            return watcher.run_pass(home)
 
 
 def keep_sweeping(home: Home, stopped: threading.Event) -> None:
     """Run a pass at once and then each SWEEP_MS until stopped: what the sweep thread of a worker process does."""
     while True:
-        try:
-            sweep_tick(home)
-        except RelightError as error:
-            log.warning("a recovery pass failed, the next one tries again", extra={"error": str(error)})
+        ticked = calling.call(sweep_tick, home)
+        if isinstance(ticked, Raised):
+            unforeseen = None if isinstance(ticked.error, RelightError) else ticked.error
+            log.warning(
+                "a recovery pass failed, the next one tries again",
+                extra={"error": str(ticked.error)},
+                exc_info=unforeseen,
+            )
         if stopped.wait(home.settings.sweep_ms / 1000):
             return
 
 
 def _pass(home: Home, prober: Prober, *, dry_run: bool) -> Report:
-    started = home.now()
-    proofs = prober.probe(home.db, now=started, monotonic=_monotonic_ms(), lease_ms=home.settings.lease_ms)
+    began, started = now_ms(), home.now()
+    proofs = _probe(home, prober)
     rules = Rules(policy_file.load(home.path), home.settings.max_losses, proofs.lease_out)
     report = sweep.sweep(home.db, rules, now=started, evidence=evidence.look, dry_run=dry_run)
     if not dry_run:
         recovery_runs.record(
-            home.db, started_at=started, finished_at=home.now(), pid=os.getpid(), verdicts=report.ids()
+            home.db, started_at=began, finished_at=now_ms(), pid=os.getpid(), verdicts=report.ids()
         )
         if proofs.dead:
             workers.forget_dead(home.db, before=started - FORGET_DEAD_MS)
@@ -95,10 +97,14 @@ def _pass(home: Home, prober: Prober, *, dry_run: bool) -> Report:
     return report
 
 
+def _probe(home: Home, prober: Prober) -> Proofs:
+    return prober.probe(home.db, now=home.now(), monotonic=_monotonic_ms(), lease_ms=home.settings.lease_ms)
+
+
 def _is_time(home: Home) -> bool:
-    """A clock that was set back must not stop recovery: a last pass in the future counts as none."""
+    """By the machine's clock, for a test clock may stand still; a last pass in the future counts as none."""
     last = recovery_runs.last_started_at(home.db)
-    return last is None or not 0 <= home.now() - last < home.settings.sweep_ms
+    return last is None or not 0 <= now_ms() - last < home.settings.sweep_ms
 
 
 def _release_known(home: Home) -> None:
@@ -154,6 +160,7 @@ class _Watcher:
     def __init__(self, home: Home) -> None:
         self.mutex = threading.Lock()
         self.prober = Prober(home.path)
+        self._news = True  # at the start, what was left behind may be proved dead already
         self._refused_at: int | None = None
 
     def may_go_on(self, home: Home, admitted: bool) -> bool:
@@ -169,11 +176,23 @@ class _Watcher:
             self._refused_at = now
         return now - self._refused_at >= home.settings.lease_ms
 
-    def probe(self, home: Home) -> Proofs:
-        """Prove what deaths can be proved, and watch the leases of the others."""
-        return self.prober.probe(
-            home.db, now=home.now(), monotonic=_monotonic_ms(), lease_ms=home.settings.lease_ms
+    def has_news(self, home: Home) -> bool:
+        """Prove what deaths can be proved, watch the leases of the others; whether there is something to act on now."""
+        died = bool(_probe(home, self.prober).dead)
+        self._news = (died or self._news) and bool(
+            orphans.page(home.db, lease_out=frozenset(), after=None, limit=1)
         )
+        return self._news
+
+    def run_pass(self, home: Home) -> Report:
+        """Run a pass with what was watched."""
+        try:
+            report = _pass(home, self.prober, dry_run=False)
+        except StorageError:
+            self.prober.forget()  # our own writes failed: what stood still meanwhile says nothing
+            raise
+        self._news = False
+        return report
 
 
 class _Watchers:

@@ -180,10 +180,10 @@ class AsyncRun(Recorder):
 
     async def quiet(self) -> None:
         """Wait until no synchronous body is executing in a thread, where nothing can end it early."""
-        while waiting := [asyncio.wrap_future(body) for body in self._executing]:
+        while waiting := [asyncio.wrap_future(body) for body in tuple(self._executing)]:
             await asyncio.wait(waiting)
             for body in waiting:
-                body.cancelled() or body.exception()  # looked at, so that asyncio does not complain
+                _seen(body)
 
     async def _perform(self, opened: Opened) -> Returned | Raised:
         await self._off_loop(lambda: self._intend(opened))
@@ -221,14 +221,21 @@ class AsyncRun(Recorder):
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
         """Do database work in its own pool. It is not cancelled half-way: what was begun is stored."""
-        loop = asyncio.get_running_loop()
-        return await asyncio.shield(loop.run_in_executor(self._storage, work))
+        done = asyncio.get_running_loop().run_in_executor(self._storage, work)
+        done.add_done_callback(_seen)
+        return await asyncio.shield(done)
 
 
 def _bound(agent: Any) -> Bound:
     from .agents import Bound  # not above: agents imports what runs import
 
     return agent if isinstance(agent, Bound) else agent.options()
+
+
+def _seen(done: asyncio.Future[Any]) -> None:
+    """Whoever waited for it may be cancelled by now: then asyncio would log its error, which is on record, as forgotten."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _new_uuid() -> str:

@@ -41,6 +41,10 @@ class Settings:
     subagent_concurrency: int = 4
     max_payload_bytes: int = 1_048_576
     max_blob_bytes: int = 1 << 30
+    retention_days: int = 30
+    trace_retention_days: int = 30
+    pulse_retention_days: int = 7
+    allow_network_fs: bool = False
     log_format: str = "text"
     log_level: str = "info"
     test_clock: Path | None = None
@@ -174,6 +178,14 @@ def _word(*words: str) -> Callable[[Any, Path], str]:
     return read
 
 
+def _flag(value: Any, _folder: Path) -> bool:
+    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    word = str(value).strip().lower()
+    if word not in known:
+        raise ValueError("must be true or false")
+    return known[word]
+
+
 def _path(value: Any, folder: Path) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise ValueError("must be a path")
@@ -233,6 +245,18 @@ SETTINGS = (
     Setting("concurrency", _concurrency, "tasks at a time: a number, or one for each lane"),
     Setting("max_payload_bytes", _whole(1, " of bytes"), "largest input of a task"),
     Setting("max_blob_bytes", _whole(1, " of bytes"), "largest outcome of a step that is kept whole"),
+    Setting(
+        "retention_days",
+        _whole(1, " of days"),
+        "how long a task is kept after its end, with its key and its result",
+    ),
+    Setting(
+        "trace_retention_days",
+        _whole(1, " of days"),
+        "how long the traces and events of a task are kept after its end",
+    ),
+    Setting("pulse_retention_days", _whole(0, " of days"), "how long pulse events are kept"),
+    Setting("allow_network_fs", _flag, "run workers although the state directory lies on a network file system"),
     Setting("log_format", _word("text", "json"), "how log lines on stderr look"),
     Setting("log_level", _word("debug", "info", "warning", "error"), "the least severe log lines to write"),
     Setting(
@@ -241,3 +265,5 @@ SETTINGS = (
         "for tests: a file of epoch milliseconds that replaces the wall clock, leases excepted",
     ),
 )
+
+VARIABLES = tuple(setting.variable for setting in SETTINGS)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
+from ..models import encoding
 from ..models.errors import InputError, MisuseError, StepOutsideRun
 from . import scopes, serving
 from .options import key_part, seconds, whole
@@ -25,6 +26,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Effect = Literal["read", "write"]
+
+_TOKEN_BYTES = 65_536  # of one pulse: events are for following, what must be kept is an outcome
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ class StepContext:
     def stream(self, token: str) -> None:
         """Tell followers about progress: a pulse, which may be dropped without changing anything."""
         if self._pulses is not None:
-            self._pulses.add(self.task_id, {"step": self.step_key, "token": token})
+            short = encoding.clip(token, _TOKEN_BYTES) if isinstance(token, str) else token
+            self._pulses.add(self.task_id, {"step": self.step_key, "token": short})
 
 
 _context = scopes.step

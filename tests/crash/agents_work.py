@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 from relight import Run, agent, current_step, step
@@ -52,3 +53,19 @@ def holding_write(run: Run, name: str = "hold") -> list[Any]:
     except StepAbandoned:
         found.append("abandoned")
     return [*found, run.step(seen, "after")]
+
+
+@step(effect="read")
+def spin(seconds: float) -> str:
+    """Compute without a pause."""
+    here = current_step()
+    witness.note(here.task_id, "spin", here.attempt, here.key, os.getpid())
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+    return "done"
+
+
+@agent(risk="low")
+def spinning(run: Run, seconds: float) -> str:
+    return run.step(spin, seconds)

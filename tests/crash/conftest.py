@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 
 from relight import TaskHandle
@@ -89,8 +90,19 @@ class Forked:
         wait_until(self.has_ended, timeout)
         return self.code or 0
 
+    def family(self) -> list[psutil.Process]:
+        """The worker, while it runs, and every process below it."""
+        with suppress(psutil.NoSuchProcess):
+            if self.poll() is None:
+                worker = psutil.Process(self.pid)
+                return [worker, *worker.children(recursive=True)]
+        return []
+
     def kill(self) -> None:
-        """SIGKILL the worker with every process of its group, and reap it."""
+        """SIGKILL the worker with every process below it and of its group, and reap it."""
+        for process in self.family():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self.wait()
@@ -129,10 +141,12 @@ class Stage:
     ) -> Forked:
         """Start `relight -A APP worker LANE ARGS`."""
         apps = ["-A", app.__name__] if app else []
+        return self.spawn(*apps, "worker", lane, *args, env=env, cwd=cwd)
+
+    def spawn(self, *args: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> Forked:
+        """Start `relight ARGS`."""
         log = self.folder / f"worker-{len(self.started)}.log"
-        pid = self.nursery.ask(
-            args=[*apps, "worker", lane, *args], env=self.env(env), log=str(log), cwd=str(cwd or self.folder)
-        )
+        pid = self.nursery.ask(args=args, env=self.env(env), log=str(log), cwd=str(cwd or self.folder))
         self.started.append(Forked(self.nursery, pid, log))
         return self.started[-1]
 

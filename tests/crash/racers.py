@@ -7,17 +7,19 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from relight.models import claims
+from relight.models import claims, tasks
 from relight.models.database import Database
 from relight.models.tasks import AgentTask
 from relight.recovery import policy, sweep
 from relight.workers import recovery_job, settings
 from relight.workers.home import Home
-from tests.crash import witness
+from tests.crash import agents_work, witness
 
 
 def claim(home: Home, barrier: Path) -> list[str]:
@@ -79,10 +81,30 @@ def fork(home: Home, barrier: Path) -> list[str]:
     return sorted(inherited)
 
 
-ROUNDS = 20
+def load(home: Home, barrier: Path) -> dict[str, list[Any]]:
+    """Store tasks for both lanes and cancel every fifth before it is due; what was done, and how long each write took."""
+    found: dict[str, list[Any]] = {"kept": [], "cancelled": [], "waits": []}
+    witness.hold_until(barrier.exists)
+    for number in range(UPDATES):
+        began = time.monotonic()
+        cancelled = number % 5 == 0
+        lane = "main" if number % 2 else "subagent"
+        chosen = agents_work.quick.options(home=home, lane=lane, delay=3_600 if cancelled else None)
+        handle = chosen.enqueue(f"{number}")
+        found["waits"].append(time.monotonic() - began)
+        found["cancelled" if cancelled else "kept"].append(handle.id)
+        if cancelled:
+            handle.cancel()
+        if number % 10 == 0:
+            recovery_job.recover(home)
+            tasks.counts(home.db)
+    return found
+
+
+ROUNDS, UPDATES = 20, 100
 
 if __name__ == "__main__":
     role, folder, at = sys.argv[1:]
     opened = Home.open(settings.load(home=Path(folder)))
-    print(json.dumps({"claim": claim, "recover": recover, "fork": fork}[role](opened, Path(at))))
+    print(json.dumps({"claim": claim, "recover": recover, "fork": fork, "load": load}[role](opened, Path(at))))
     opened.close()

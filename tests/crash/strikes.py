@@ -14,6 +14,7 @@ in the next write after PLACE.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import threading
@@ -33,7 +34,7 @@ class _Here(threading.local):
 
 
 _here = _Here()
-_write, _record, _acquire, _lock_before = Database.write, events.record, gate.WriteGate.acquire, gate._lock_before
+_write, _record, _acquire = Database.write, events.record, gate.WriteGate.acquire
 _prompts: dict[str, list[str]] = {}
 
 
@@ -50,9 +51,20 @@ def at(place: str, number: int, *, prompt: str, task_id: str) -> None:
 
 
 def _strike(task_id: str, moment: str, number: int) -> None:
-    if witness.once(f"{task_id}:{moment}"):
+    if _mark(task_id, moment):
+        _send(number)
+
+
+def _mark(task_id: str, moment: str) -> bool:
+    """Whether it is the first time that this moment comes."""
+    first = witness.once(f"{task_id}:{moment}")
+    if first:
         witness.note(os.getpid(), task_id, moment.replace(" ", "_"), file="strikes")
-        signal.pthread_kill(threading.get_ident(), number)  # this very thread goes no further
+    return first
+
+
+def _send(number: int) -> None:
+    signal.pthread_kill(threading.get_ident(), number)  # this very thread goes no further
 
 
 def _strike_armed(how: str, number: int) -> None:
@@ -92,10 +104,10 @@ def _recording(db: Database, task_id: str, event_type: str, payload: Any, *, now
 
 
 def _strike_told(when: str) -> None:
-    for task_id, event_type, number in _here.told or ():
-        moment = f"{when} {event_type} {number}"
-        if moment in _prompts[task_id]:
-            _strike(task_id, moment, signal.SIGKILL)
+    """One transaction may hold events of several tasks: all of them are struck by one signal."""
+    moments = [(task_id, f"{when} {event} {number}") for task_id, event, number in _here.told or ()]
+    if any([_mark(task_id, moment) for task_id, moment in moments if moment in _prompts[task_id]]):
+        _send(signal.SIGKILL)
 
 
 def _passing(self: gate.WriteGate) -> bool:
@@ -104,10 +116,16 @@ def _passing(self: gate.WriteGate) -> bool:
     return passed
 
 
-def _locking(fd: int, deadline: float) -> bool:
-    locked = _lock_before(fd, deadline)
-    _strike_armed("turn:", signal.SIGSTOP)
-    return locked
+class _Locking:
+    """The locks as the gate uses them; the first that it takes is the turn."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(fcntl, name)
+
+    def flock(self, fd: int, how: int) -> None:
+        fcntl.flock(fd, how)
+        if how & fcntl.LOCK_EX:
+            _strike_armed("turn:", signal.SIGSTOP)
 
 
 def load() -> None:
@@ -115,7 +133,7 @@ def load() -> None:
     Database.write = _writing  # type: ignore[method-assign]
     events.record = _recording
     gate.WriteGate.acquire = _passing  # type: ignore[method-assign]
-    gate._lock_before = _locking
+    gate.fcntl = _Locking()  # type: ignore[assignment]
 
 
 if witness.VARIABLE in os.environ:

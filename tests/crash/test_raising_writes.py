@@ -5,6 +5,7 @@ to repeat is repeated as often as was said.
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 
 import pytest
@@ -98,11 +99,10 @@ def test_a_worker_that_dies_amid_safe_retries_leaves_a_question(stage: Stage) ->
     assert len(stage.lines()) == 2
 
 
-@pytest.mark.parametrize("in_thread", [False, True])
-def test_a_write_that_timed_out_is_in_doubt(stage: Stage, in_thread: bool) -> None:
+def test_a_write_that_timed_out_is_in_doubt(stage: Stage) -> None:
     """Whether the task fails by it, or goes on and is killed later: it is asked about, never repeated."""
-    passed = stage.enqueue(agents_raising.impatient, in_thread, False).id
-    caught = stage.enqueue(agents_raising.impatient, in_thread, True).id
+    passed = stage.enqueue(agents_raising.impatient, False, False).id
+    caught = stage.enqueue(agents_raising.impatient, False, True).id
     worker = stage.start(agents_raising)
     assert len(stage.in_doubt(stage.question(passed).id)) == 1
     wait_until(lambda: any(line[:2] == [caught, "on"] for line in stage.lines()))
@@ -116,3 +116,28 @@ def test_a_write_that_timed_out_is_in_doubt(stage: Stage, in_thread: bool) -> No
     stage.wait_for_status(passed, "failed")
     stage.wait_for_status(caught, "completed")
     assert writes(stage) == {passed: 1, caught: 1}
+
+
+@pytest.mark.parametrize("caught", [False, True])
+def test_a_write_in_a_thread_that_timed_out_is_waited_for(stage: Stage, caught: bool) -> None:
+    """A thread cannot be ended: no other attempt begins beside it, and when it ends its outcome counts."""
+    task_id = stage.enqueue(agents_raising.impatient, True, caught).id
+    stage.start(agents_raising)
+    stage.open_barrier("go")
+    began = time.monotonic()
+    wait_until(lambda: time.monotonic() - began > 0.5)
+    assert (stage.task(task_id).status, stage.task(task_id).attempt) == ("running", 1)
+    stage.open_barrier("late")
+    stage.wait_for_status(task_id, "completed")
+    assert writes(stage) == {task_id: 1}
+    assert stage.questions(task_id) == []
+
+
+def test_a_write_in_a_thread_that_timed_out_is_in_doubt_when_its_worker_dies(stage: Stage) -> None:
+    task_id = stage.enqueue(agents_raising.impatient, True, True).id
+    worker = stage.start(agents_raising)
+    wait_until(lambda: any(line[1] == "on" for line in stage.lines()))
+    worker.kill()
+    stage.start(agents_raising)
+    assert len(stage.in_doubt(stage.question(task_id).id)) == 1
+    assert writes(stage) == {task_id: 1}

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 
 from relight.models import claims, confirmations
@@ -94,6 +95,23 @@ def test_a_task_is_recovered_under_another_host_name_and_blocks_nobody(stage: St
     stage.wait_for_status(dead, "completed")
     assert ran(stage, dead)["3"] == 2
     assert set(ran(stage, behind).values()) == {1}
+
+
+def test_a_worker_process_whose_consumer_was_killed_ends_its_task_and_takes_no_other(stage: Stage) -> None:
+    task_id = stage.enqueue(agents_chain.chain, 1).id
+    worker = stage.start(agents_chain, "--kind", "process", "--concurrency", "1")
+    wait_until(lambda: ran(stage, task_id))
+    children = worker.family()[1:]
+    worker.kill_alone()
+    waiting = stage.enqueue(agents_chain.chain).id
+    stage.open_barrier("hold 1")
+    stage.wait_for_status(task_id, "completed")
+    psutil.wait_procs(children, timeout=5)
+    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+    assert stage.task(waiting).status == "pending"
+    assert set(ran(stage, task_id).values()) == {1}
+    stage.start(agents_chain)
+    stage.wait_for_status(waiting, "completed")
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])

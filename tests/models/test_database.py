@@ -29,6 +29,7 @@ def touch_after(db: Database, row: tuple[str, int]) -> None:
         db.touch("main")
 
 
+@pytest.mark.spec(13)
 def test_every_connection_has_the_settings_that_correctness_needs(db: Database) -> None:
     found: list[dict[str, object]] = []
 
@@ -92,6 +93,7 @@ def test_what_is_read_inside_a_write_cannot_change_until_it_commits(db: Database
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), errors.LeaseLost("x")], ids=repr)
+@pytest.mark.spec(66)
 def test_an_exception_rolls_the_whole_write_back_and_the_next_one_works(
     db: Database, error: BaseException
 ) -> None:
@@ -249,6 +251,7 @@ def test_the_connection_of_a_thread_that_has_ended_is_closed(db: Database) -> No
     assert len(db._opened) <= 2
 
 
+@pytest.mark.spec(68)
 def test_two_databases_in_one_process_do_not_touch(tmp_path: Path) -> None:
     opened = []
     for name in ("one", "two"):

@@ -33,6 +33,7 @@ def a_task_without_events(db: Database, submit: Submit) -> None:
     events.delete_for_task(db, "t1")
 
 
+@pytest.mark.spec(9)
 def test_the_specified_types_have_these_names() -> None:
     assert [
         AgentEvent.TYPE_TASK_STARTED,
@@ -48,6 +49,7 @@ def test_the_specified_types_have_these_names() -> None:
     ]
 
 
+@pytest.mark.spec(9)
 def test_structural_and_pulse_set_the_flag() -> None:
     made = [
         make("t1", 1, "x", {}, now=NOW) for make in (AgentEvent.new, AgentEvent.structural, AgentEvent.pulse)
@@ -83,6 +85,7 @@ def test_pages_of_events_give_each_once(db: Database) -> None:
     assert seen == list(range(1, 101))
 
 
+@pytest.mark.spec(19)
 def test_the_structural_filter_count_and_delete_agree_with_what_was_stored(
     db: Database, submit: Submit
 ) -> None:
@@ -162,6 +165,7 @@ def test_an_event_is_rung_for_those_who_watch_only_once_it_is_committed(db: Data
     assert heard == [1, 2]
 
 
+@pytest.mark.spec(10)
 def test_a_skeleton_is_in_the_file_when_its_write_returns(db: Database) -> None:
     script = (
         "import os, sys; from pathlib import Path; from relight.models import events, schema\n"

@@ -183,6 +183,18 @@ def test_a_grant_stays_good_over_attempts_until_it_is_used(db: Database, claim: 
     intend(db, WRITE, Owned("t1", 3, "w2"))
 
 
+def test_a_grant_that_its_step_does_not_need_is_used_up_too(db: Database, claim: Claim) -> None:
+    claim("t1")
+    intend(db, WRITE)
+    conclude(db, WRITE)
+    confirmations.answer_again(db, ask(db, WRITE), None, by="ann", now=NOW)
+    claims.claim(db, "subagent", worker_id="w2", now=NOW, known=frozenset({AGENT}))
+    intend(db, WRITE, NEXT)
+    assert confirmations.granted(db, "t1") == set()
+    with pytest.raises(Asked):
+        intend(db, WRITE, NEXT)
+
+
 @pytest.mark.parametrize(
     "other", [StepCall("send#0", "other", "write"), StepCall("send#1", "d2", "write")], ids=str
 )

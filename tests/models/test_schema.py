@@ -22,6 +22,7 @@ GOLDEN = ROOT / "models" / "schema.sql"
 TABLES = {
     *("agent_tasks", "task_traces", "agent_events", "workers", "confirmations", "confirmation_steps"),
     *("recovery_runs", "schema_migration", "task", "kv", "schedule", "counter"),
+    *("lane_pauses", "upkeep_marks"),
 }
 
 
@@ -74,6 +75,7 @@ def stamps(db: Database) -> list[str]:
     return [row[0] for row in db.rows("SELECT name FROM schema_migration ORDER BY name")]
 
 
+@pytest.mark.spec(13)
 def test_a_new_path_gets_every_table_and_is_for_its_owner_alone(path: Path) -> None:
     db = schema.open_database(path, now=NOW)
     assert tables(db) == TABLES
@@ -83,6 +85,7 @@ def test_a_new_path_gets_every_table_and_is_for_its_owner_alone(path: Path) -> N
     db.close_all()
 
 
+@pytest.mark.spec(13)
 def test_opening_twice_changes_nothing(path: Path) -> None:
     schema.open_database(path, now=NOW).close_all()
     before = digest(path)

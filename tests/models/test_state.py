@@ -53,6 +53,7 @@ def test_tasks_are_inserted_found_and_refused(state: StateDatabase) -> None:
     state.close()
 
 
+@pytest.mark.spec(16)
 def test_a_status_update_stamps_the_start_and_the_end_once(state: StateDatabase) -> None:
     state.insert_task(new_task(), now=NOW)
     running = state.update_task_status("t1", TaskStatus.RUNNING, now=NOW + 1)
@@ -81,6 +82,7 @@ def test_a_status_update_stamps_the_start_and_the_end_once(state: StateDatabase)
         (TaskStatus.IDLE, TaskStatus.COMPLETED),
     ],
 )
+@pytest.mark.spec(27)
 def test_an_illegal_status_update_is_refused(
     state: StateDatabase, status: TaskStatus, refused: TaskStatus
 ) -> None:
@@ -94,6 +96,7 @@ def test_an_illegal_status_update_is_refused(
     state.close()
 
 
+@pytest.mark.spec(16)
 def test_an_unknown_task_cannot_be_updated(state: StateDatabase) -> None:
     for status in TaskStatus:
         with pytest.raises(errors.NotFoundError, match="nobody"):
@@ -113,6 +116,7 @@ def test_a_status_update_does_not_answer_a_question_that_was_put_to_a_person(sta
     state.close()
 
 
+@pytest.mark.spec(16)
 def test_the_orphan_pass_is_idempotent_and_leaves_the_others_alone(state: StateDatabase) -> None:
     for id in ("a", "b", "done", "waiting"):
         state.insert_task(new_task(id), now=NOW)
@@ -188,6 +192,7 @@ def test_events_by_name(state: StateDatabase) -> None:
     state.close()
 
 
+@pytest.mark.spec(68)
 def test_two_of_them_do_not_touch(tmp_path: Path) -> None:
     one, two = StateDatabase(tmp_path / "one" / "state.db"), StateDatabase(tmp_path / "two" / "state.db")
     one.insert_task(new_task("a"), now=NOW)
@@ -199,6 +204,7 @@ def test_two_of_them_do_not_touch(tmp_path: Path) -> None:
     two.close()
 
 
+@pytest.mark.spec(66)
 def test_an_error_inside_a_call_leaves_the_next_one_working(state: StateDatabase) -> None:
     with pytest.raises(IntegrityError):
         state.insert_trace(trace(0, task="nobody"))

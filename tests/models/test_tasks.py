@@ -27,6 +27,9 @@ QUOTED = 'it\'s "x"; DROP TABLE agent_tasks; -- ?:@$1 %_\\'
 # Words
 
 
+@pytest.mark.spec(1)
+@pytest.mark.spec(2)
+@pytest.mark.spec(3)
 def test_the_words_are_exactly_these_and_round_trip() -> None:
     assert [str(status) for status in TaskStatus] == [
         *("pending", "running", "completed", "failed", "interrupted", "idle", "swapped")
@@ -38,6 +41,7 @@ def test_the_words_are_exactly_these_and_round_trip() -> None:
         assert [words.parse(str(word).upper()) for word in words] == list(words)
 
 
+@pytest.mark.spec(1)
 def test_only_running_and_interrupted_are_recoverable() -> None:
     assert [status for status in TaskStatus if status.is_recoverable()] == [
         TaskStatus.RUNNING,
@@ -60,6 +64,7 @@ def test_an_unknown_word_is_reported_and_taken_for_the_careful_one(
     assert len(caplog.records) == 3
 
 
+@pytest.mark.spec(2)
 def test_an_unknown_stored_risk_never_enables_auto_resume(db: Database, claim: Claim) -> None:
     claim("t1")
     with db.write():
@@ -76,6 +81,8 @@ def test_the_specified_columns_come_first_and_in_order() -> None:
     assert [field.name for field in AgentTask._meta.sorted_fields][:16] == SPECIFIED
 
 
+@pytest.mark.spec(3)
+@pytest.mark.spec(4)
 def test_a_new_task_is_pending_in_the_subagent_lane_at_depth_0() -> None:
     task = AgentTask.new("t", "s", "a", "p", RiskLevel.LOW, now=NOW)
     assert (task.status, task.lane, task.recursion_depth) == (TaskStatus.PENDING, Lane.SUBAGENT, 0)
@@ -93,6 +100,7 @@ def test_a_new_task_is_pending_in_the_subagent_lane_at_depth_0() -> None:
     ]
 
 
+@pytest.mark.spec(5)
 def test_a_child_is_one_level_deeper_than_its_parent() -> None:
     task = new_task().with_parent_task("parent", 1)
     assert (task.parent_task_id, task.recursion_depth) == ("parent", 2)
@@ -104,6 +112,7 @@ def test_a_depth_beyond_the_column_does_not_wrap(db: Database) -> None:
 
 
 @pytest.mark.parametrize("status", TaskStatus)
+@pytest.mark.spec(5)
 def test_resume_helpers_follow_status_and_risk(status: TaskStatus) -> None:
     low, high = new_task(risk=RiskLevel.LOW, status=status), new_task(risk=RiskLevel.HIGH, status=status)
     recoverable = status.is_recoverable()
@@ -111,6 +120,7 @@ def test_resume_helpers_follow_status_and_risk(status: TaskStatus) -> None:
     assert (high.should_auto_resume(), high.needs_resume_confirmation()) == (False, recoverable)
 
 
+@pytest.mark.spec(4)
 def test_every_column_survives_the_database(db: Database) -> None:
     task = new_task(lane=Lane.MAIN, risk=RiskLevel.HIGH)
     texts = [
@@ -170,6 +180,7 @@ def test_a_submitted_task_and_its_first_event_are_there_together(db: Database, s
     assert (event.seq, event.event_type, event.is_structural, event.timestamp) == (1, "task_enqueued", 1, NOW)
 
 
+@pytest.mark.spec(16)
 def test_a_known_id_is_refused_and_changes_nothing(db: Database, submit: Submit) -> None:
     submit("t1", agent="first")
     with pytest.raises(DuplicateTaskError, match="t1"):
@@ -226,6 +237,7 @@ def test_the_lane_of_a_submitted_task_is_rung(db: Database) -> None:
 @pytest.mark.parametrize(
     "column", ["id", "parent_session_id", "agent_id", "task_prompt", "key", "metadata_json"]
 )
+@pytest.mark.spec(67)
 def test_quotes_and_sql_in_any_text_are_text(db: Database, column: str) -> None:
     task = new_task(**({"id": QUOTED} if column == "id" else {}))
     setattr(task, column, QUOTED)
@@ -236,6 +248,7 @@ def test_quotes_and_sql_in_any_text_are_text(db: Database, column: str) -> None:
     assert [event.task_id for event in events.by_task(db, task.id)] == [task.id]
 
 
+@pytest.mark.spec(67)
 def test_a_task_whose_id_is_sql_goes_through_its_whole_life(db: Database, claim: Claim) -> None:
     task = claim(QUOTED)
     transitions.complete(db, QUOTED, attempt=1, worker_id="w1", result_json="1", now=NOW)
@@ -297,6 +310,7 @@ def test_ready_rows_are_told_in_the_order_of_their_claim(db: Database) -> None:
 # Reads
 
 
+@pytest.mark.spec(16)
 def test_an_unknown_id_is_an_error_that_names_it(db: Database) -> None:
     with pytest.raises(NotFoundError, match="nobody"):
         tasks.find(db, "nobody")

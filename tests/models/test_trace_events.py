@@ -129,6 +129,7 @@ def test_there_are_the_fifteen_kinds_and_each_has_a_sample() -> None:
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=NAMES)
+@pytest.mark.spec(8)
 def test_every_kind_round_trips_through_json(sample: dict[str, Any]) -> None:
     event = parse(sample)
     assert event.kind == sample["kind"]
@@ -160,6 +161,7 @@ def test_a_missing_required_key_fails_and_is_named(sample: dict[str, Any]) -> No
             parse(broken)
 
 
+@pytest.mark.spec(8)
 def test_an_old_session_completed_without_its_optional_fields_parses() -> None:
     event = parse(OLD_SESSION)
     assert isinstance(event, trace_events.SessionCompleted)

@@ -22,11 +22,13 @@ def steps(found: list[TaskTrace]) -> list[int]:
     return [trace.step_index for trace in found]
 
 
+@pytest.mark.spec(7)
 def test_a_trace_that_is_not_stored_has_id_0_and_the_kind_of_its_event() -> None:
     trace = TaskTrace.new("t1", 3, text(0), now=NOW)
     assert (trace.id, trace.event_kind, trace.event) == (0, "text_emitted", text(0))
 
 
+@pytest.mark.spec(7)
 def test_with_timestamp_changes_the_stamp_only() -> None:
     trace = TaskTrace.new("t1", 3, text(0), now=NOW)
     later = trace.with_timestamp(NOW + 5)
@@ -45,6 +47,7 @@ def test_a_stored_trace_reads_back_whole(db: Database, submit: Submit) -> None:
     assert traces.by_id(db, row_id + 1) is None
 
 
+@pytest.mark.spec(17)
 def test_steps_read_back_ascending_whatever_the_order_of_their_insertion(
     db: Database, submit: Submit
 ) -> None:
@@ -60,6 +63,7 @@ def test_steps_read_back_ascending_whatever_the_order_of_their_insertion(
     assert steps(traces.by_task(db, "t1", kind="text_emitted")) == [0, 2, 4]
 
 
+@pytest.mark.spec(17)
 def test_a_step_of_a_task_is_stored_once(db: Database, submit: Submit) -> None:
     submit("t1")
     submit("t2")
@@ -85,6 +89,7 @@ def test_a_task_with_traces_cannot_be_deleted(db: Database, submit: Submit) -> N
         db.change("DELETE FROM agent_tasks")
 
 
+@pytest.mark.spec(17)
 def test_a_hundred_traces_are_one_transaction(db: Database, submit: Submit) -> None:
     submit("t1")
     page = [TaskTrace.new("t1", number, text(number), now=NOW) for number in range(100)]

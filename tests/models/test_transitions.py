@@ -83,6 +83,7 @@ def close_step(db: Database, effect: str, id: str = "t1", key: str = "a#0", atte
 # Every status with every move
 
 
+@pytest.mark.spec(27)
 def test_the_moves_are_those_of_the_design_and_no_others() -> None:
     assert {
         move.value.name: (set(move.value.sources), move.value.target, move.value.event) for move in Move
@@ -91,6 +92,7 @@ def test_the_moves_are_those_of_the_design_and_no_others() -> None:
 
 @pytest.mark.parametrize("status", TaskStatus)
 @pytest.mark.parametrize("move", Move, ids=lambda move: move.value.name)
+@pytest.mark.spec(27)
 def test_a_move_starts_only_where_it_may(
     db: Database, submit: Submit, status: TaskStatus, move: Move
 ) -> None:

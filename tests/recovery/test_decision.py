@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from relight.models.tasks import TaskStatus
-from relight.recovery.decision import NO_TRACES, Decision, Facts, Verdict, decide
+from relight.recovery.decision import NO_TRACES, Decision, Facts, Verdict, back_off_ms, decide
 from relight.recovery.policy import PolicyFault, RecoveryPolicy
 
 SHIPPED = RecoveryPolicy("/p/policy.toml", "resume", "ask", frozenset())
@@ -109,6 +109,20 @@ def test_the_reason_of_a_quarantine_names_the_suspect_step_and_the_losses() -> N
     assert "parse#4" in found.reason
     assert "3 times" in found.reason
     assert "no step open" in decide(replace(FACTS, losses=3), SHIPPED, max_losses=3).reason
+
+
+def test_a_task_waits_longer_after_each_loss_in_a_row_and_never_after_the_first() -> None:
+    assert [back_off_ms(losses) for losses in range(10)] == [
+        *(0, 0, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000)
+    ]
+    assert back_off_ms(2**63) == 60_000
+    found = decide(replace(FACTS, losses=3), SHIPPED, max_losses=9)
+    assert (found.verdict, found.wait_ms) == (Verdict.RESUME, 2_000)
+    assert "3 times in a row" in found.reason
+
+
+def test_a_task_that_was_put_down_by_a_shutdown_goes_on_at_once() -> None:
+    assert decide(replace(FACTS, losses=3, lost=False), SHIPPED, max_losses=9).wait_ms == 0
 
 
 def test_a_shutdown_is_no_loss_whatever_the_limit() -> None:

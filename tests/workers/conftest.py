@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from relight.models import claims, events, journal, traces
+from relight.models import claims, confirmations, events, traces
 from relight.models.confirmations import Confirmation
 from relight.models.database import Database
 from relight.models.tasks import AgentTask
@@ -94,12 +94,7 @@ class Crew:
         return [event.event_type for event in events.by_task(self.db, task_id)]
 
     def asked(self) -> list[Confirmation]:
-        from relight.models import confirmations
-
         return confirmations.listing(self.db)
-
-    def claim_of(self, task: AgentTask) -> journal.Claim:
-        return journal.Claim(task.id, task.attempt, str(task.worker_id))
 
 
 _loop: list[AgentLoop] = []  # one for all tests: an agent loop serves a process for life

@@ -14,7 +14,7 @@ import pytest
 from relight import Lane, RiskLevel, Run, TaskStatus, agent, enqueue_many, get_task, ref
 from relight.models import events, tasks
 from relight.models.errors import ConflictError, InputError, KeyConflictError, NotFoundError, TooLargeError
-from relight.workers import agents
+from relight.workers import agents, recovery_job, settings
 from relight.workers.home import Home
 from tests.conftest import Cli
 from tests.workers.conftest import Crew
@@ -307,8 +307,6 @@ def test_a_task_of_an_unknown_agent_is_held_unclaimed_and_released_by_a_process_
     assert (task.task().hold, task.task().attempt) == ("unknown_agent", 0)
     declare(risk="low")
     assert crew.claim() is None
-    from relight.workers import recovery_job
-
     recovery_job.sweep_tick(crew.home)
     assert crew.work().kind == "completed"
     assert task.result() == "a 2"
@@ -357,9 +355,8 @@ def test_enqueue_warns_once_where_nobody_serves_the_lane(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.spec(68)
 def test_two_state_directories_in_one_process_do_not_touch(crew: Crew, tmp_path: Path) -> None:
-    from relight.workers import settings
-
     other = Home.open(settings.load(home=tmp_path / "other"))
     task = declare().options(home=other).enqueue("a")
     assert rows(crew) == 0

@@ -76,7 +76,7 @@ async def raise_from_a_task(error: BaseException) -> None:
     await asyncio.create_task(raising())
 
 
-RAISES: dict[str, Callable[[], Any]] = {
+RAISES: dict[str, Callable[[], BaseException]] = {
     "ValueError": lambda: ValueError("wrong"),
     "SystemExit": lambda: SystemExit(3),
     "Silly": lambda: Silly("no exception"),
@@ -118,7 +118,8 @@ def test_whatever_a_synchronous_agent_raises_fails_its_task_at_once_and_the_proc
 def test_whatever_an_asynchronous_agent_raises_ends_its_task_and_the_loop_goes_on(
     crew: Crew, name: str, where: str
 ) -> None:
-    make = {**RAISES, "KeyboardInterrupt": lambda: KeyboardInterrupt("not a real one")}[name]
+    def make() -> BaseException:
+        return RAISES[name]() if name in RAISES else KeyboardInterrupt("not a real one")
 
     @step(effect="read")
     async def raising() -> None:
@@ -351,7 +352,7 @@ def test_an_interrupted_task_goes_on_where_it_stopped(crew: Crew) -> None:
 
     task = declare(counting).enqueue()
     crew.work()
-    assert task.status == TaskStatus.INTERRUPTED
+    assert task.task().status == TaskStatus.INTERRUPTED
     crew.recover()
     crew.work()
     assert executed == [0, 1, 2]
@@ -653,6 +654,29 @@ def test_a_write_that_was_cut_off_by_a_time_limit_is_in_doubt_and_not_repeated_u
     [asked] = crew.asked()
     assert [one.step_key for one in confirmations.steps(crew.db, asked.id)] == ["put#1"]
     assert task.task().reason == "asked"
+
+
+def test_a_write_that_still_runs_when_its_agent_ends_is_asked_about(crew: Crew) -> None:
+    begun = threading.Event()
+
+    @step(effect="write")
+    async def send() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    @agent(risk="high")
+    async def hasty(run: AsyncRun) -> str:
+        left = asyncio.create_task(send())
+        while not begun.is_set():
+            await asyncio.sleep(0)
+        assert not left.done()
+        return "done"
+
+    task = hasty.enqueue()
+    assert crew.work().kind == "asked"
+    assert task.status == TaskStatus.INTERRUPTED
+    asked = confirmations.listing(crew.db)[0]
+    assert [doubtful.step_key for doubtful in confirmations.steps(crew.db, asked.id)] == ["send#1"]
 
 
 def test_an_attempt_that_is_cancelled_while_it_waits_to_try_a_step_again_does_not(crew: Crew) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from relight.models import events
 from relight.models.errors import StorageLockedError
 from relight.models.events import AgentEvent
 from relight.workers import pulses as pulses_module
+from relight.workers import serving
 from relight.workers.pulses import BATCH, CAPACITY, Pulses
 from tests.conftest import wait_until
 from tests.workers.conftest import Crew
@@ -25,10 +26,9 @@ def task(crew: Crew) -> str:
 
 
 @pytest.fixture
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the size of a batch makes it due."""
     monkeypatch.setattr(pulses_module, "FLUSH_S", 60.0)
-    yield
 
 
 @pytest.fixture
@@ -37,10 +37,12 @@ def pulses(crew: Crew) -> Pulses:
 
 
 def stored(crew: Crew, task: str) -> list[Any]:
-    import json
-
     found = events.by_task(crew.db, task)
-    return [json.loads(one.payload_json)["token"] for one in found if one.event_type == AgentEvent.TYPE_AI_STREAMING]
+    return [
+        json.loads(one.payload_json)["token"]
+        for one in found
+        if one.event_type == AgentEvent.TYPE_AI_STREAMING
+    ]
 
 
 def test_49_pulses_write_nothing_and_the_50th_writes_one_batch(
@@ -98,7 +100,12 @@ def test_a_flush_waits_for_pulses_of_its_task_that_are_on_their_way(
 ) -> None:
     order: list[str] = []
     record = events.record_pulses
-    skeleton = threading.Thread(target=lambda: (pulses.flush(task), order.append("skeleton")))
+
+    def flush() -> None:
+        pulses.flush(task)
+        order.append("skeleton")
+
+    skeleton = threading.Thread(target=flush)
 
     def slow(db: Any, task_id: str, payloads: Any) -> None:
         skeleton.start()
@@ -116,11 +123,19 @@ def test_a_flush_waits_for_pulses_of_its_task_that_are_on_their_way(
 def test_what_does_not_fit_is_dropped_and_counted_and_nothing_waits(
     crew: Crew, pulses: Pulses, task: str, unhurried: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    locked = threading.Event()
-    monkeypatch.setattr(events, "record_pulses", lambda *_: locked.wait(10))
-    for number in range(CAPACITY + 100 + BATCH):
+    reached, locked = threading.Event(), threading.Event()
+
+    def wait(*_: object) -> None:
+        reached.set()
+        locked.wait(10)
+
+    monkeypatch.setattr(events, "record_pulses", wait)
+    for number in range(BATCH):
         pulses.add(task, {"token": number})
-    assert 100 <= pulses.dropped <= 100 + BATCH
+    assert reached.wait(10)
+    for number in range(CAPACITY + 100):
+        pulses.add(task, {"token": number})
+    assert pulses.dropped == 100
     locked.set()
 
 
@@ -145,12 +160,12 @@ def test_a_batch_that_cannot_be_written_is_dropped_and_counted_and_fails_no_step
     assert crew.work().kind == "completed"
     assert task.result() == "done"
     assert stored(crew, task.id) == []
-    from relight.workers import serving
-
     assert serving.pulses(crew.home).dropped == 3
 
 
-@pytest.mark.parametrize("token", ["half an emoji \ud83d", "a\x00b", float("nan"), {"any": {1, 2}}, object(), 10**30])
+@pytest.mark.parametrize(
+    "token", ["half an emoji \ud83d", "a\x00b", float("nan"), {"any": {1, 2}}, object(), 10**30]
+)
 def test_a_token_of_any_kind_fails_no_step_and_is_stored_as_valid_json(crew: Crew, token: Any) -> None:
     @step(effect="read")
     def streaming() -> str:

@@ -15,7 +15,7 @@ import pydantic
 import pytest
 
 from relight import AsyncRun, Run, agent, current_step, enqueue_many, step
-from relight.models import events, tasks, traces, transitions
+from relight.models import confirmations, events, tasks, traces, transitions
 from relight.models.errors import ControlFlow, InputError, LeaseLost, MisuseError, StepFailed, TaskFailedError
 from relight.models.events import AgentEvent
 from relight.models.tasks import RiskLevel, TaskStatus
@@ -355,8 +355,6 @@ def crew_asks(crew: Crew) -> str:
 
 
 def approve(crew: Crew, confirmation: str) -> None:
-    from relight.models import confirmations
-
     confirmations.approve(crew.db, confirmation, by="ann", now=crew.home.now())
 
 
@@ -656,7 +654,7 @@ def test_a_synchronous_step_of_an_asynchronous_run_leaves_the_loop_free(crew: Cr
     @agent(risk="low")
     async def both(run: AsyncRun) -> bool:
         waited, _ = await asyncio.gather(run.step(wait), reach())
-        return waited
+        return bool(waited)
 
     task = both.enqueue()
     crew.work()
@@ -721,9 +719,8 @@ def test_a_new_intent_needs_the_task_its_attempt_and_its_worker(crew: Crew) -> N
     @agent(risk="low")
     def reading(run: Run) -> None:
         look("before")
+        crew.interrupt()
         with pytest.raises(LeaseLost):
-            if run.attempt == 1:
-                crew.interrupt()
             look("after")
 
     reading.enqueue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -150,14 +151,12 @@ def test_parallel_branches_replay_to_the_same_keys_and_values_whatever_the_timin
         assert crew.work().kind == "completed"
         assert task.result() == wanted
         record = crew.history(task.id)
-        assert {key: crew_value(record, key) for key in record.steps} == {
+        assert {key: value_of(record, key) for key in record.steps} == {
             f"{b + 1}/slow#{p + 1}": f"{b}.{p}" for b in range(5) for p in range(3)
         }
 
 
-def crew_value(record: Any, key: str) -> Any:
-    import json
-
+def value_of(record: Any, key: str) -> Any:
     return json.loads(record.steps[key].outcome_json)["result"]["output"]
 
 
@@ -196,6 +195,19 @@ def test_branches_nest_and_go_on_counting_when_they_are_left(crew: Crew) -> None
         *("sync_look#1", "sync_look#2"),
         *("outer/sync_look#1", "outer/sync_look#2", "outer/inner/sync_look#1"),
     }
+
+
+def test_a_branch_of_an_asynchronous_run_is_a_scope_for_its_tasks_too(crew: Crew) -> None:
+    async def strand() -> None:
+        await look(1)
+
+    async def branching(run: AsyncRun) -> None:
+        with run.branch("one"):
+            await look(1)
+            await asyncio.gather(strand(), strand())
+        await asyncio.gather(strand())
+
+    assert keys_of(crew, branching) == {"one/look#1", "one/1/look#1", "one/2/look#1", "1/look#1"}
 
 
 def test_a_thread_without_a_branch_is_refused_and_told_how(crew: Crew) -> None:

@@ -51,6 +51,14 @@ def event(found: AgentEvent | Gap) -> dict[str, Any]:
     return {**columns(found), "payload": parsed(found.payload_json)}
 
 
+def cursor_after(events: Sequence[dict[str, Any]], since: int) -> int:
+    """Return what to read on from: an empty page keeps its cursor."""
+    if not events:
+        return since
+    last = events[-1]
+    return int(last["seq"] if "seq" in last else last["next"] - 1)
+
+
 def confirmation(found: Confirmation, steps: Sequence[ConfirmationStep]) -> dict[str, Any]:
     """Return a confirmation with what the person is asked, and its steps in doubt."""
     doubtful = [{**columns(step), "shown": parsed(step.shown_json)} for step in steps]

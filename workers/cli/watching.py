@@ -108,7 +108,9 @@ def events_verb(call: Call, ident: str, since: int, follow: bool) -> None:
     task_id = task_of(home, ident).id
     if call.json and not follow:
         found = [documents.event(event) for event in following.stored(home, task_id, since)]
-        return call.show({"task_id": task_id, "events": found}, "")
+        return call.show(
+            {"task_id": task_id, "events": found, "cursor": documents.cursor_after(found, since)}, ""
+        )
     reader = following.follow if follow else following.stored
     for event in reader(home, task_id, since):
         document = documents.event(event)
