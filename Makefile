@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 unexport PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX
 export PIP_USER := 0
 
-.PHONY: demo test check format lint types contracts wheel clean
+.PHONY: demo test check format lint types contracts wheel bench chaos clean
 
 demo: .venv/app  ## kill a working agent and watch it finish without repeating a step
 	@if [ -t 0 ]; then $(BIN)/relight demo; else $(BIN)/relight demo --yes; fi
@@ -32,6 +32,12 @@ types: .venv/dev
 
 contracts: .venv/dev
 	$(BIN)/lint-imports
+
+bench: .venv/dev  ## measure Relight beside plain SqliteHuey and write benchmarks/RESULTS.md
+	$(BIN)/python -m benchmarks
+
+chaos: .venv/dev  ## kill workers at random, a thousand times, and look for what was lost or doubled; SEED= and KILLS= choose
+	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) --kills $(or $(KILLS),1000)
 
 wheel: .venv/dev  ## build the wheel, install it in a clean environment, run one task through it
 	$(BIN)/python tests/wheel_trial.py

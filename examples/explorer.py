@@ -3,7 +3,7 @@
 Every file is one recorded step. Killed at any point, the explorer goes on with the first file that has no outcome yet;
 the facts about all earlier files come from the record.
 
-    relight -A examples/explorer.py enqueue explorer "Survey" --input '{"roots": ["src"]}'
+    relight -A examples/explorer.py enqueue explorer "Survey" --input '{"roots": ["recovery"]}'
 """
 
 from __future__ import annotations

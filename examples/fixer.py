@@ -3,7 +3,7 @@
 The original is never touched. The copy and each changed file are write steps with a `verify`, which only looks: did this
 write land? After a crash Relight asks before it goes on, and shows what `verify` found for the write that was cut off.
 
-    relight -A examples/fixer.py enqueue fixer "Tidy" --input '{"source": "src", "target": "src-tidy"}'
+    relight -A examples/fixer.py enqueue fixer "Tidy" --input '{"source": "docs", "target": "docs-tidy"}'
 """
 
 from __future__ import annotations

@@ -80,6 +80,15 @@ def files(folder: Path) -> list[Path]:
     return [file for part in folder.glob("[0-9a-f][0-9a-f]") for file in part.iterdir() if file.is_file()]
 
 
+def total_bytes(folder: Path) -> int:
+    """How much room the blobs take."""
+    total = 0
+    for file in files(folder):
+        with suppress(FileNotFoundError):
+            total += file.stat().st_size
+    return total
+
+
 def preview(text: str, limit_bytes: int = 1024) -> str:
     """The beginning of a text, for showing: what is cut off says so."""
     return clip(text, limit_bytes)

@@ -7,11 +7,12 @@ and the `task_started` event. So a claimed task always has a trace.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import traces, transitions
 from .database import Database, Durability
+from .fields import INT64_MAX
 from .moves import Move
 from .tasks import HOLD_UNKNOWN_AGENT, AgentTask
 
@@ -45,6 +46,16 @@ def ready_count(db: Database, lane: str) -> int:
     return int(row[0]) if row else 0
 
 
+def position(db: Database, task: AgentTask) -> int:
+    """The place of a pending task among the claimable ones of its lane, from 1."""
+    statement = """
+        SELECT count(*) FROM agent_tasks
+        WHERE lane = ? AND status = 'pending' AND hold IS NULL AND (rank, id) < (?, ?)
+    """
+    row = db.row(statement, (str(task.lane), task.rank, task.id))
+    return 1 + int(row[0]) if row else 1
+
+
 def next_due(db: Database) -> int | None:
     """When the next delayed task, of whichever lane, is due, in ms."""
     row = db.row("SELECT due_at FROM agent_tasks WHERE hold = 'due' ORDER BY due_at LIMIT 1")
@@ -68,24 +79,31 @@ def claim(
     now: int,
     known: frozenset[str],
     without: frozenset[str] = frozenset(),
+    suspect_from: int = INT64_MAX,
+    on_unknown: Callable[[str], object] | None = None,
 ) -> AgentTask | None:
     """pending → running: take the best ready task of a lane, or None.
 
-    Releases due tasks on the way. A task of an agent that is not in `known` is held unclaimed; agents in `without`
-    are passed over for now. The claim is a trace and an event of its own, so a claimed task always has a trace.
+    Releases due tasks on the way. A task of an agent that is not in `known` is held unclaimed, and `on_unknown` is told
+    its agent; agents in `without` are passed over for now. Tasks with `suspect_from` losses in a row are run by a worker one at a time, until one has
+    finished a step, so that the one that takes its worker down is not mistaken for another. The claim is a trace and an
+    event of its own, so a claimed task always has a trace.
     """
     while True:
         with db.write(Durability.NORMAL):
             release_due(db, now=now)
             for _ in range(PAGE):
-                found = db.row(*_best(lane, now, without))
+                found = db.row(*_best(without, lane, now, suspect_from, worker_id))
                 if found is None:
                     return None
                 task_id, agent_id, attempt, started_at = found
                 if agent_id in known:
                     begun = started_at or now
                     return _start(db, task_id, attempt + 1, worker_id=worker_id, started_at=begun, now=now)
-                transitions.apply(db, Move.HOLD, task_id, now=now, hold=HOLD_UNKNOWN_AGENT)
+                why = {"hold": HOLD_UNKNOWN_AGENT, "agent": agent_id}
+                transitions.apply(db, Move.HOLD, task_id, now=now, payload=why, hold=HOLD_UNKNOWN_AGENT)
+                if on_unknown is not None:
+                    on_unknown(agent_id)
 
 
 def unclaim(db: Database, task_id: str, *, attempt: int, worker_id: str, now: int) -> AgentTask:
@@ -106,7 +124,7 @@ def unclaim(db: Database, task_id: str, *, attempt: int, worker_id: str, now: in
 def hold(db: Database, task_id: str, *, hold: str, now: int) -> AgentTask:
     """pending → pending: say why a task is not claimable."""
     with db.write(Durability.NORMAL):
-        return transitions.apply(db, Move.HOLD, task_id, now=now, hold=hold)
+        return transitions.apply(db, Move.HOLD, task_id, now=now, payload={"hold": hold}, hold=hold)
 
 
 def release(db: Database, task_id: str, *, now: int) -> AgentTask:
@@ -157,23 +175,23 @@ def _start(
     return task
 
 
-def _best(lane: str, now: int, without: frozenset[str]) -> tuple[str, Sequence[Any]]:
-    if not without:
-        return _BEST, (lane, now)
-    return _BEST_WITHOUT, (lane, now, json.dumps(sorted(without)))
+def _best(without: frozenset[str], *params: Any) -> tuple[str, Sequence[Any]]:
+    return (_BEST_WITHOUT, (*params, json.dumps(sorted(without)))) if without else (_BEST, params)
 
 
 # A paused lane is no lane: one look into an empty table, and never a scan of what waits in it.
-_BEST = """
+_CANDIDATES = """
     SELECT id, agent_id, attempt, started_at FROM agent_tasks
     WHERE lane = (SELECT ?1 WHERE NOT EXISTS (SELECT 1 FROM lane_pauses WHERE lane = ?1))
     AND status = 'pending' AND hold IS NULL AND (expires_at IS NULL OR expires_at > ?2 OR attempt > 0)
-    ORDER BY rank, id LIMIT 1
+    AND (losses < ?3 OR NOT EXISTS (
+        SELECT 1 FROM agent_tasks r WHERE r.worker_id = ?4 AND r.status = 'running' AND r.losses >= ?3
+        AND NOT EXISTS (
+            SELECT 1 FROM task_traces t
+            WHERE t.task_id = r.id AND t.attempt = r.attempt AND t.event_kind = 'tool_call_completed'
+        )
+    ))
 """
-_BEST_WITHOUT = """
-    SELECT id, agent_id, attempt, started_at FROM agent_tasks
-    WHERE lane = (SELECT ?1 WHERE NOT EXISTS (SELECT 1 FROM lane_pauses WHERE lane = ?1))
-    AND status = 'pending' AND hold IS NULL AND (expires_at IS NULL OR expires_at > ?2 OR attempt > 0)
-    AND agent_id NOT IN (SELECT value FROM json_each(?3))
-    ORDER BY rank, id LIMIT 1
-"""
+_OTHERS = "AND agent_id NOT IN (SELECT value FROM json_each(?5))"
+_FIRST = "ORDER BY rank, id LIMIT 1"
+_BEST, _BEST_WITHOUT = f"{_CANDIDATES} {_FIRST}", f"{_CANDIDATES} {_OTHERS} {_FIRST}"

@@ -165,6 +165,13 @@ def listing(db: Database, *, only_open: bool = True) -> list[Confirmation]:
     return found
 
 
+def open_for(db: Database, task_id: str) -> Confirmation | None:
+    """The question about a task that is open, if there is one."""
+    statement = "SELECT * FROM confirmations WHERE task_id = ? AND status = 'open' ORDER BY asked_at LIMIT 1"
+    found = instances(Confirmation, db.rows(statement, (task_id,)), FIELDS)
+    return found[0] if found else None
+
+
 def steps(db: Database, confirmation_id: str) -> list[ConfirmationStep]:
     """The steps in doubt that a confirmation names."""
     statement = "SELECT * FROM confirmation_steps WHERE confirmation_id = ? ORDER BY step_key"

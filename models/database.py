@@ -182,13 +182,28 @@ class Database(CySqliteDatabase):  # type: ignore[misc]  # playhouse is untyped
 
     def _connect(self) -> Any:
         self._close_orphaned_connections()
+        while True:
+            named = _inode(self.path)
+            conn = self._opened_file()
+            if _inode(self.path) == named:
+                break
+            conn.close()  # a restore has replaced the file while we waited for it: what we opened is the old one
+        self._local.synchronous = 0
+        self._opened.append((threading.current_thread(), conn))
+        return conn
+
+    def _opened_file(self) -> Any:
+        """A connection that holds SQLite's shared lock on the file: from here on nobody can replace it."""
         conn = cysqlite.connect(  # type: ignore[attr-defined]  # cysqlite names no exports
             str(self.path), flags=_OPEN_READWRITE, timeout=BUSY_TIMEOUT_S
         )
-        for pragma, value in CONNECTION_PRAGMAS:
-            conn.pragma(pragma, value)
-        self._local.synchronous = 0
-        self._opened.append((threading.current_thread(), conn))
+        try:
+            for pragma, value in CONNECTION_PRAGMAS:
+                conn.pragma(pragma, value)
+            conn.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+        except BaseException:
+            conn.close()
+            raise
         return conn
 
     def _close_orphaned_connections(self) -> None:
@@ -232,6 +247,13 @@ class Database(CySqliteDatabase):  # type: ignore[misc]  # playhouse is untyped
         conn.execute(f"RELEASE {name}")
 
 
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
+
+
 class _Local(threading.local):
     topics: set[str] | None = None
     synchronous: int = 0
@@ -270,8 +292,12 @@ def translated(error: BaseException, path: Path) -> BaseException:
         if isinstance(cause, kinds):
             return ours(f"{path}: {what} ({cause})")
     text = str(cause)
+    if "ext=4874" in text:  # SQLITE_IOERR_SHMSIZE: no room for the index of the log
+        return StorageFullError(f"{path}: no space is left on the disk ({cause})")
     if "unable to open" in text or "I/O error" in text or "code=10" in text or "code=14" in text:
         return StorageUnreadableError(f"{path}: cannot be opened or read ({cause})")
+    if "code=11" in text or "code=26" in text:  # CORRUPT, NOTADB: not always raised as DatabaseCorruptError
+        return StorageUnreadableError(f"{path}: the file is damaged or not a database ({cause})")
     if "out of memory" in text or "interrupted" in text:
         return StorageError(f"{path}: {cause}")
     return error

@@ -40,6 +40,8 @@ T = TypeVar("T")
 ERROR_TEXT_BYTES = 8192
 MAX_NOTES = 16
 
+_LONG_TEXT = 1 << 20  # characters: about 5 ms
+
 _SCALARS = {str, int, float, bool, type(None)}
 
 
@@ -111,6 +113,9 @@ def describe_error(error: BaseException) -> dict[str, Any]:
     arguments = _simple_arguments(error)
     if arguments is not None:
         record["args"] = arguments
+    state = _simple_state(error)
+    if state:
+        record["state"] = state
     notes = getattr(error, "__notes__", None)
     if isinstance(notes, list) and notes:
         record["notes"] = [_bounded(note) for note in notes[:MAX_NOTES] if isinstance(note, str)]
@@ -127,7 +132,7 @@ def rebuild_error(record: Mapping[str, Any], *, modules: Mapping[str, ModuleType
     text = str(record.get("text", ""))
     loaded = sys.modules if modules is None else modules
     kind = _imported_exception(loaded, record.get("module"), record.get("type"))
-    made = _made_again(kind, record.get("args"), text) if kind else None
+    made = _made_again(kind, record.get("args"), record.get("state"), text) if kind else None
     error = made or errors.StepFailed(str(record.get("type", "Exception")), text)
     for note in record.get("notes", ()):
         error.add_note(str(note))
@@ -142,12 +147,18 @@ def _plain_text(value: Any) -> str | None:
     if not _is_plain(value):
         return None
     try:
-        text = dumps(value)
+        text = _long_text(value) if type(value) is str and len(value) > _LONG_TEXT else dumps(value)
         if not text.isascii():
             text.encode()
     except (ValueError, RecursionError):  # NaN, a lone surrogate, an integer of over 4300 digits
         return None
     return None if '"$' in text else text
+
+
+def _long_text(value: str) -> str:
+    """The same as `dumps`, in pieces: other threads of the process have their turn in between."""
+    pieces = (value[at : at + _LONG_TEXT] for at in range(0, len(value), _LONG_TEXT))
+    return '"' + "".join(dumps(piece)[1:-1] for piece in pieces) + '"'
 
 
 def _is_plain(value: Any) -> bool:
@@ -213,6 +224,8 @@ def _settle(ended: Future[T], call: Callable[[], T]) -> None:
 def _typed(value: Any, annotation: Any, *, text: str | None) -> Any:
     if annotation is None or annotation is Any or annotation is inspect.Signature.empty:
         return value
+    if type(value) is annotation and annotation in _SCALARS:  # seconds of pydantic for a text of 200 MB
+        return value
     adapter = attempt(lambda: _adapter(annotation), None) or attempt(lambda: _new_adapter(annotation), None)
     if adapter is None:
         return value
@@ -258,6 +271,17 @@ def _simple_arguments(error: BaseException) -> list[Any] | None:
     return None if lossy or len(text) > ERROR_TEXT_BYTES else simple
 
 
+def _simple_state(error: BaseException) -> dict[str, Any]:
+    """The attributes that were set on it, as far as they are a few plain values."""
+    attributes = getattr(error, "__dict__", {})
+    plain = {
+        name: value for name, value in attributes.items() if type(value) in _SCALARS and name != "__notes__"
+    }
+    text, lossy = encode(plain)
+    simple: dict[str, Any] = json.loads(text)
+    return {} if lossy or len(text) > ERROR_TEXT_BYTES else simple
+
+
 def _imported_exception(loaded: Mapping[str, ModuleType], module: Any, name: Any) -> type[Exception] | None:
     """The Exception subclass of that very name in a module that is loaded; nothing is imported for it."""
     found: Any = loaded.get(module) if isinstance(module, str) else None
@@ -268,11 +292,22 @@ def _imported_exception(loaded: Mapping[str, ModuleType], module: Any, name: Any
     return found if (found.__module__, found.__qualname__) == (module, name) else None
 
 
-def _made_again(kind: type[Exception], arguments: Any, text: str) -> Exception | None:
-    """The first that says the same: made by its recorded arguments, or by its text alone."""
-    calls = [revive(arguments)] if isinstance(arguments, list) else []
-    for call in [*calls, [text]]:
-        made = attempt(partial(kind, *call), None)
-        if type(made) is kind and attempt(lambda made=made: _bounded(made), None) == text:  # type: ignore[misc]
-            return made
+def _made_again(kind: type[Exception], arguments: Any, state: Any, text: str) -> Exception | None:
+    """The first that says the same: made by its recorded arguments, by its text alone, or past its constructor.
+
+    Most exception classes of one's own take other arguments than they hand on; `except` must know them all the same.
+    """
+    held = revive(arguments) if isinstance(arguments, list) else []
+    attributes = revive(state) if isinstance(state, dict) else {}
+    for make in (partial(kind, *held), partial(kind, text), partial(kind.__new__, kind, *held)):
+        made = attempt(make, None)
+        if type(made) is kind:
+            attempt(partial(_restore, made, attributes), None)
+            if attempt(lambda made=made: _bounded(made), None) == text:  # type: ignore[misc]
+                return made
     return None
+
+
+def _restore(made: Exception, attributes: dict[str, Any]) -> None:
+    for name, value in attributes.items():
+        setattr(made, name, value)

@@ -128,9 +128,10 @@ class WaitTimeoutError(RelightError, TimeoutError):
 
     exit_code = 5
 
-    def __init__(self, task_id: str, status: str, seconds: float) -> None:
-        self.task_id, self.status = task_id, status
-        super().__init__(f"task {task_id} is still {status} after {seconds:g} s")
+    def __init__(self, task_id: str, status: str, seconds: float, why: str = "") -> None:
+        self.task_id, self.status, self.why = task_id, status, why
+        waited = f" after {seconds:g} s" if seconds else ""
+        super().__init__(f"task {task_id} is still {status}{waited}" + (f": {why}" if why else ""))
 
 
 class RefusedError(RelightError):

@@ -160,6 +160,13 @@ def structural(db: Database, task_id: str) -> list[AgentEvent]:
     return instances(AgentEvent, db.rows(statement, (task_id,)), FIELDS)
 
 
+def last(db: Database, task_id: str, kinds: Sequence[str]) -> AgentEvent | None:
+    """The last event of a task that is of one of these types."""
+    query = AgentEvent.select().where(AgentEvent.task_id == task_id, AgentEvent.event_type.in_(kinds))
+    found: list[AgentEvent] = db.select(query.order_by(AgentEvent.seq.desc()).limit(1))
+    return found[0] if found else None
+
+
 def latest_seq(db: Database, task_id: str) -> int | None:
     """The greatest seq of a task, or None where it has no events."""
     row = db.row("SELECT max(seq) FROM agent_events WHERE task_id = ?", (task_id,))
@@ -167,7 +174,7 @@ def latest_seq(db: Database, task_id: str) -> int | None:
 
 
 def trimmed_below(db: Database, task_id: str) -> int:
-    """Below which seq events of a task were removed for their age; 0 where none were. Raises NotFoundError."""
+    """The seq below which retention may have removed events of a task; what is missing above it was lost."""
     row = db.row("SELECT trimmed_below FROM agent_tasks WHERE id = ?", (task_id,))
     if row is None:
         raise NotFoundError("task", task_id)

@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from . import forks
@@ -87,7 +88,8 @@ class WriteGate:
         passed = self._locked(self._gate, deadline)
         fcntl.flock(self._turn, fcntl.LOCK_UN)
         if passed:
-            os.pwrite(self._gate, b"%-10d\n" % os.getpid(), 0)
+            with suppress(OSError):  # on a full disk nobody learns the pid, and that is all
+                os.pwrite(self._gate, b"%-10d\n" % os.getpid(), 0)
         return passed
 
     def _locked(self, fd: int, deadline: float) -> bool:

@@ -175,7 +175,7 @@ def let_go(db: Database, task_id: str, *, attempt: int, worker_id: str) -> None:
 
 _LET_GO = """
     UPDATE agent_tasks SET worker_id = NULL
-    WHERE id = ? AND attempt = ? AND worker_id = ? AND status = 'interrupted' AND NOT EXISTS (
+    WHERE id = ? AND attempt = ? AND worker_id = ? AND status IN ('interrupted', 'failed') AND NOT EXISTS (
         SELECT 1 FROM task_traces i
         WHERE i.task_id = agent_tasks.id AND i.attempt = agent_tasks.attempt
         AND i.event_kind = 'tool_call_started' AND i.effect = 'write'

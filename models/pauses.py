@@ -54,7 +54,8 @@ def pause_task(db: Database, task_id: str, *, by: str, now: int) -> AgentTask:
         task = tasks.find(db, task_id)
         if task.hold == HOLD_PAUSED:
             return task
-        return transitions.apply(db, Move.HOLD, task_id, now=now, payload={"by": by}, hold=HOLD_PAUSED)
+        payload = {"hold": HOLD_PAUSED, "by": by}
+        return transitions.apply(db, Move.HOLD, task_id, now=now, payload=payload, hold=HOLD_PAUSED)
 
 
 def unpause_task(db: Database, task_id: str, *, by: str, now: int) -> AgentTask:

@@ -120,7 +120,7 @@ def trim(db: Database, task_id: str, *, before: int) -> int:
 
     How many rows; less than GRAIN means that nothing is left. A task that goes on meanwhile loses nothing.
     """
-    if db.row("SELECT 1 FROM agent_tasks WHERE id = ? AND completed_at < ?", (task_id, before)) is None:
+    if db.row(_MAY_GO, (task_id, before)) is None:
         return 0
     gone = db.change(_TRIM_TRACES, (task_id, GRAIN))
     if gone < GRAIN:
@@ -130,6 +130,11 @@ def trim(db: Database, task_id: str, *, before: int) -> int:
     return gone
 
 
+# A worker that still executes a step of a task that was ended meanwhile is named in it, and will append its outcome.
+_MAY_GO = """
+    SELECT 1 FROM agent_tasks WHERE id = ? AND completed_at < ?
+    AND NOT EXISTS (SELECT 1 FROM workers w WHERE w.id = agent_tasks.worker_id AND w.dead_at IS NULL)
+"""
 _TRIM_TRACES = """
     DELETE FROM task_traces WHERE id IN (SELECT id FROM task_traces WHERE task_id = ? ORDER BY step_index LIMIT ?)
 """
@@ -180,3 +185,31 @@ def remove_plain_results(db: Database, *, before: int) -> int:
         )
     """
     return db.change(statement, (before, GRAIN))
+
+
+# -- looking beforehand ---------------------------------------------------------------------------------------
+
+
+def due(db: Database, *, pulses: int, records: int, tasks: int) -> dict[str, int]:
+    """How many rows of each kind are older than these times (ms) and would go; a pulse counts as a pulse only."""
+    asked = {
+        "pulses": ("SELECT count(*) FROM agent_events WHERE timestamp < ? AND is_structural = 0", (pulses,)),
+        "records": (_DUE_RECORDS, (records, records, pulses)),
+        "tasks": (_DUE_TASKS, (tasks,)),
+    }
+    found = {name: db.row(statement, params) for name, (statement, params) in asked.items()}
+    return {name: int(row[0]) if row else 0 for name, row in found.items()}
+
+
+_DUE_RECORDS = """
+    SELECT (
+        SELECT count(*) FROM task_traces WHERE task_id IN (SELECT id FROM agent_tasks WHERE completed_at < ?)
+    ) + (
+        SELECT count(*) FROM agent_events WHERE task_id IN (SELECT id FROM agent_tasks WHERE completed_at < ?)
+        AND NOT (is_structural = 0 AND timestamp < ?)
+    )
+"""
+_DUE_TASKS = """
+    SELECT count(*) FROM agent_tasks t WHERE t.completed_at < ?
+    AND NOT EXISTS (SELECT 1 FROM agent_tasks p WHERE p.id = t.parent_task_id AND p.status <> 'completed')
+"""

@@ -17,7 +17,7 @@ import cysqlite
 import peewee
 from playhouse.migrations import Runner
 
-from . import confirmations, events, pauses, recovery_runs, retention, tasks, traces, workers
+from . import confirmations, copies, events, pauses, recovery_runs, retention, tasks, traces, workers
 from .database import Database
 from .errors import NewerSchemaError, StorageError, StorageUnreadableError
 from .fields import Int64Field
@@ -91,10 +91,8 @@ def open_database(
         with _alone(locks / "migrate"):
             if not path.exists():
                 _create(path, now=now)
-    _refuse_what_is_no_database(path)
-    db = Database(path, gate_ms=gate_ms, durability=durability)
+    db = open_existing(path, gate_ms=gate_ms, durability=durability)
     try:
-        _verify(db)
         upgrade(db, now=now)
     except BaseException:
         db.close_all()
@@ -102,7 +100,23 @@ def open_database(
     return db
 
 
-def upgrade(db: Database, *, now: int, directory: Path = MIGRATIONS) -> list[str]:
+def open_existing(path: Path, *, gate_ms: int = 500, durability: str = "power") -> Database:
+    """Open a state file as it is, without migrating it; raises StorageUnreadableError or StorageLockedError."""
+    if not path.exists():
+        raise StorageUnreadableError(f"{path}: does not exist; relight init creates it")
+    _refuse_what_is_no_database(path)
+    db = Database(path, gate_ms=gate_ms, durability=durability)
+    try:
+        _verify(db)
+    except BaseException:
+        db.close_all()
+        raise
+    return db
+
+
+def upgrade(
+    db: Database, *, now: int, directory: Path = MIGRATIONS, told: copies.Told = copies.silent
+) -> list[str]:
     """Apply what is pending, after a copy was made beside the file; the names applied."""
     if not Migrations(db, now=now, directory=directory).pending():
         return []
@@ -113,8 +127,7 @@ def upgrade(db: Database, *, now: int, directory: Path = MIGRATIONS) -> list[str
             return []
         copy = db.path.parent / "backups" / f"before-{pending[0]}-{now}.db"
         copy.parent.mkdir(mode=0o700, exist_ok=True)
-        db.connection().backup_to_file(str(copy))
-        os.chmod(copy, 0o600)
+        copies.copy(db, copy, told=told)
         applied: list[str] = runner.up()
         return applied
 

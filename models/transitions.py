@@ -117,7 +117,7 @@ def put_aside(
             now=now,
             where={"attempt": task.attempt},
             guards=() if move is Move.INTERRUPT else ("resumable",),
-            computed=("losses", "worker_id") if lost else ("worker_id",),
+            computed=("losses", "worker_if_alive") if lost else ("worker_if_alive",),
             reason=reason,
             error_json=error_json,
         )
@@ -235,19 +235,13 @@ def retry_by_person(
             task_id,
             now=now,
             guards=("retriable", "owner_harmless"),
-            cleared=_CLEARED_BY_PERSON,
+            cleared=conditions.CLEARED_BY_A_RETRY,
             payload={"by": by, **(told or {})},
             losses=0,
         )
         _withdraw_questions(db, task_id, now=now)
         db.touch(task.lane)
         return task
-
-
-_CLEARED_BY_PERSON = (
-    *("worker_id", "reason", "error_json", "completed_at"),
-    *("cancel_requested_at", "due_at", "expires_at"),
-)
 
 
 def end(
@@ -258,18 +252,23 @@ def end(
     now: int,
     reason: str | None = None,
     by: str | None = None,
+    computed: tuple[str, ...] = (),
     **rest: Any,
 ) -> AgentTask:
-    """Apply a move to a terminal status and withdraw the questions that it leaves without an object."""
+    """Apply a move to a terminal status and withdraw the questions that it leaves without an object.
+
+    A worker that may still be executing a write stays named, so that a retry cannot have it run twice at a time.
+    """
     payload = {name: value for name, value in (("reason", reason), ("by", by)) if value is not None}
+    clears, keeps = (("worker_id",), ()) if move is Move.COMPLETE else ((), ("worker_if_writing",))
     with db.write():
-        cleared = ("worker_id", "hold")
         task = apply(
             db,
             move,
             task_id,
             now=now,
-            cleared=cleared,
+            cleared=("hold", *clears),
+            computed=(*computed, *keeps),
             payload=payload,
             reason=reason,
             completed_at=now,
@@ -329,7 +328,8 @@ def _statement(
     edge, fields = move.value, AgentTask._meta.fields
     order = [name for name in AgentTask._meta.sorted_field_names if name in values]
     changes = {fields[name]: peewee.SQL("?") for name in order}
-    changes |= {fields[name]: peewee.SQL(conditions.COMPUTED[name]) for name in computed}
+    for column, sql in (conditions.COMPUTED[name] for name in computed):
+        changes[fields[column]] = peewee.SQL(sql)
     changes[AgentTask.status] = peewee.SQL(f"'{edge.target}'")
     sources = ", ".join(f"'{status}'" for status in edge.sources)
     wanted = [

@@ -17,7 +17,9 @@ from pathlib import Path
 from . import blobs
 from .database import Database
 
-SETTLED_MS = 24 * 3_600_000  # a process that stores a blob commits its name milliseconds later, if it is not stopped
+SETTLED_MS = (
+    24 * 3_600_000
+)  # a process that stores a blob commits its name milliseconds later, if it is not stopped
 _NAMES = re.compile(r'"\$blob":\s*\{"sha256":\s*"([0-9a-f]{64})"')
 _PAGE = 500
 

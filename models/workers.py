@@ -58,6 +58,12 @@ def renew(db: Database, worker_id: str, *, now: int) -> None:
         db.change("UPDATE workers SET renewed_at = ? WHERE id = ?", (now, worker_id))
 
 
+def find(db: Database, worker_id: str) -> Worker | None:
+    """One worker, dead or alive, as long as it is remembered."""
+    found = instances(Worker, db.rows("SELECT * FROM workers WHERE id = ?", (worker_id,)), FIELDS)
+    return found[0] if found else None
+
+
 def alive(db: Database) -> list[Worker]:
     """The workers that are not proved dead."""
     return instances(Worker, db.rows("SELECT * FROM workers WHERE dead_at IS NULL ORDER BY id"), FIELDS)

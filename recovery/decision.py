@@ -86,6 +86,11 @@ def back_off_ms(losses: int) -> int:
     return 0 if losses < 2 else min(FIRST_WAIT_MS << min(losses - 2, 6), LONGEST_WAIT_MS)
 
 
+def suspect_from(max_losses: int) -> int:
+    """From how many losses in a row a task is not run beside another such: one more, and it is given up."""
+    return max(1, max_losses - 1)
+
+
 def _crash_loop(facts: Facts) -> str:
     where = f"in step {facts.suspect_step}" if facts.suspect_step else "with no step open"
     return f"lost its worker {facts.losses} times in a row, the last time {where}"

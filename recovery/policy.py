@@ -7,12 +7,9 @@ file could drift from: each key must be in the file.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-if TYPE_CHECKING:
-    import pydantic_core
+from typing import Any, Literal
 
 FILE_NAME = "policy.toml"
 
@@ -61,43 +58,55 @@ def parse(
     """Read the text of a policy file; None stands for a file that could not be read, for that cause."""
     import tomllib
 
-    import pydantic
-
     if text is None:
         return PolicyFault(path, cause)
     try:
-        document = _document().model_validate(tomllib.loads(text))
+        document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         return PolicyFault(path, f"not valid TOML: {error}")
-    except pydantic.ValidationError as error:
-        return PolicyFault(path, "; ".join(map(_complaint, error.errors(include_url=False))))
-    section = document.recovery
-    return RecoveryPolicy(path, section.low, section.high, frozenset(section.exempt))
+    complaints = _complaints(document)
+    if complaints:
+        return PolicyFault(path, "; ".join(complaints))
+    section = document["recovery"]
+    return RecoveryPolicy(path, section["low"], section["high"], frozenset(section["exempt"]))
 
 
-def _complaint(fault: pydantic_core.ErrorDetails) -> str:
-    where = ".".join(map(str, fault["loc"])) or "file"
-    if fault["type"] == "missing":
-        return f"{where} is missing"
-    if fault["type"] == "extra_forbidden":
-        return f"{where} is unknown"
-    return f"{where} is {fault['input']!r}: {fault['msg']}"
+def _complaints(document: dict[str, Any]) -> list[str]:
+    """What is wrong with a file, all of it. Checked by hand: a pass must not wait for pydantic to load."""
+    found = _keys(document, {"version", "recovery"}, "")
+    if "version" in document and not (type(document["version"]) is int and document["version"] == 1):
+        found.append(f"version is {document['version']!r}: give 1")
+    section = document.get("recovery")
+    if isinstance(section, dict):
+        found += _keys(section, {*_WORDS, "exempt"}, "recovery.")
+        found += [
+            _word(name, section[name])
+            for name in _WORDS
+            if name in section and section[name] not in _WORDS[name]
+        ]
+        found += _exempt(section.get("exempt", []))
+    elif section is not None:
+        found.append(f"recovery is {section!r}: give a table")
+    return found
 
 
-@cache
-def _document() -> Any:
-    """The shape of the file; made on first use, since pydantic takes its time to load."""
-    from pydantic import BaseModel, ConfigDict, Field
+_WORDS = {"low": ("resume", "ask"), "high": ("ask",)}
 
-    class Section(BaseModel):
-        model_config = ConfigDict(strict=True, extra="forbid")
-        low: Literal["resume", "ask"]
-        high: Literal["ask"]
-        exempt: list[Annotated[str, Field(pattern=r"^[^*?\s]+$")]]  # a pattern would exempt nobody
 
-    class Document(BaseModel):
-        model_config = ConfigDict(strict=True, extra="forbid")
-        version: Annotated[int, Field(ge=1, le=1)]  # Literal[1] would take `true` and `1.0` for it
-        recovery: Section
+def _keys(table: dict[str, Any], wanted: set[str], where: str) -> list[str]:
+    missing = [f"{where}{name} is missing" for name in sorted(wanted - table.keys())]
+    return missing + [f"{where}{name} is unknown" for name in sorted(table.keys() - wanted)]
 
-    return Document
+
+def _word(name: str, value: Any) -> str:
+    return f"recovery.{name} is {value!r}: give {' or '.join(_WORDS[name])}"
+
+
+def _exempt(names: Any) -> list[str]:
+    if not isinstance(names, list):
+        return [f"recovery.exempt is {names!r}: give a list of agents"]
+    return [
+        f"recovery.exempt.{place} is {name!r}: give the exact name of an agent"  # a pattern would exempt nobody
+        for place, name in enumerate(names)
+        if not (isinstance(name, str) and re.fullmatch(r"[^*?\s]+", name))
+    ]

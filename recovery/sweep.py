@@ -7,7 +7,7 @@ move, the next one finds. Whether a worker is dead, and what time it is, comes i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -117,7 +117,7 @@ class Case:
 
 def _case(db: Database, orphan: Orphan, rules: Rules) -> Case:
     record = replay.history(traces.step_records(db, orphan.task.id))
-    unsure = _unsettled_writes(db, orphan.task, record)
+    unsure = unsettled_writes(db, orphan.task, record)
     decided = decide(_facts(orphan, record, unsure), rules.policy, max_losses=rules.max_losses)
     out = orphan.task.status == TaskStatus.RUNNING or orphan.task.worker_id in rules.lease_out
     return Case(orphan, record, unsure, decided, lease_ran_out=out)
@@ -190,7 +190,7 @@ def _put_aside(db: Database, case: Case, *, now: int, evidence: Evidence) -> lis
 
 
 def _ask(db: Database, case: Case, steps: list[StepInDoubt], *, now: int) -> None:
-    asked = request(case.task, case.decided.reason, case.record)
+    asked = request(case.task, case.decided.reason, case.record, steps)
     if not case.orphan.owner_gone:
         asked["owner"] = "not proved dead: its lease ran out, so it may still be executing a step"
     confirmations.ask(
@@ -198,10 +198,13 @@ def _ask(db: Database, case: Case, steps: list[StepInDoubt], *, now: int) -> Non
     )
 
 
-def request(task: AgentTask, why: str, record: History) -> dict[str, Any]:
-    """What a person is shown about a task that waits: why, what was restored, what runs next."""
-    finished = record.finished()
-    doubtful = [step.key for step in record.in_doubt()]
+def request(task: AgentTask, why: str, record: History, asked: Sequence[StepInDoubt] = ()) -> dict[str, Any]:
+    """What a person is shown about a task that waits: why, what was restored, what runs next.
+
+    A step that is asked about is not restored, although one that raised has a recorded end.
+    """
+    doubtful = [step.call.key for step in asked] or [step.key for step in record.in_doubt()]
+    finished = [step for step in record.finished() if step.key not in doubtful]
     following = f"step {doubtful[0]} again" if doubtful else "the code after the last finished step"
     return {
         "why": why,
@@ -230,7 +233,8 @@ def in_doubt(step: RecordedStep, verified: dict[str, Any] | None, *, error: str 
     return StepInDoubt(StepCall(step.key, step.digest, step.effect), step.attempt, shown)
 
 
-def _unsettled_writes(db: Database, task: AgentTask, record: History) -> list[RecordedStep]:
+def unsettled_writes(db: Database, task: AgentTask, record: History) -> list[RecordedStep]:
+    """The writes that may have happened and that nobody has allowed to happen again."""
     writes = [step for step in record.in_doubt() if step.effect == "write"]
     if not writes:
         return []

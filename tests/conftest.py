@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -112,6 +113,13 @@ class Worker:
         return self.process.wait(timeout)
 
 
+def _below(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+
+
 class StartWorker(Protocol):
     def __call__(
         self, home: Path, app: str | Path | None, *args: str, env: dict[str, str] | None = None
@@ -145,7 +153,11 @@ def start_relight(tmp_path: Path) -> Iterator[StartRelight]:
 
     yield start
     for worker in started:
+        below = _below(worker.pid)  # a supervisor's children have sessions of their own
         worker.kill()
+        for child in below:
+            with suppress(psutil.Error):
+                child.kill()
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from docs import diagram
+from docs import cli as cli_page
+from docs import diagram, spec_status
 from relight.workers.cli.door import VERBS
 from relight.workers.settings import SETTINGS
 from tests.conftest import ROOT, Cli, StartWorker, environment
@@ -66,6 +67,34 @@ def test_every_setting_is_explained() -> None:
 def test_the_diagram_of_moves_is_fresh() -> None:
     page = diagram.PAGE.read_text(encoding="utf-8")
     assert diagram.with_moves(page) == page, "write it anew with: python -m docs.diagram"
+
+
+def test_the_reference_of_the_command_line_is_fresh() -> None:
+    page = cli_page.PAGE.read_text(encoding="utf-8")
+    assert cli_page.reference() == page, "write it anew with: python -m docs.cli"
+
+
+def test_the_table_of_what_is_shown_is_fresh() -> None:
+    page = spec_status.PAGE.read_text(encoding="utf-8")
+    assert spec_status.page() == page, "write it anew with: python -m docs.spec_status"
+
+
+def test_the_table_knows_every_row_and_every_mark_names_one() -> None:
+    marks = spec_status.marked(sorted((ROOT / "tests").rglob("test_*.py")))
+    assert len(spec_status.ROWS) == len(set(spec_status.ROWS)) == 108
+    assert set(marks) <= set(range(1, 109))
+
+
+def test_marks_are_read_from_functions_classes_and_modules(tmp_path: Path) -> None:
+    file = tmp_path / "test_marks.py"
+    file.write_text(
+        "import pytest\npytestmark = [pytest.mark.spec(1), pytest.mark.slow]\n"
+        "@pytest.mark.spec(2, 3)\ndef test_a(): ...\n"
+        "@pytest.mark.spec(4)\nclass TestMore:\n    async def test_b(self): ...\n    def other(self): ...\n",
+        encoding="utf-8",
+    )
+    found = {row: [name for _, name in tests] for row, tests in spec_status.marked([file]).items()}
+    assert found == {1: ["test_a", "test_b"], 2: ["test_a"], 3: ["test_a"], 4: ["test_b"]}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

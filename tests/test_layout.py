@@ -28,7 +28,7 @@ REFUSED = {
     ),
     *("core", "base", "misc", "data", "info", "engine"),
 }
-GIVEN = {"handler_version", "put_data", "_set_signal_handlers"}  # names of the tables and of Huey
+GIVEN = {"handler_version", "put_data", "_set_signal_handlers", "TaskTraceInfo"}  # given names
 SQL = re.compile(r"^\s*(SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|DROP|PRAGMA|WITH)\s+[\w*(\"{]")
 STATUS_WRITE = re.compile(
     r"UPDATE\s+agent_tasks\s+SET\b(?:(?!\bWHERE\b).)*\bstatus\s*=", re.DOTALL | re.IGNORECASE

@@ -9,20 +9,22 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from pathlib import Path
+from typing import Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from ..models import short_ids, tasks
 from ..models.errors import InputError, TooLargeError
 from ..models.fields import new_id
 from ..models.tasks import AgentTask, Lane, RiskLevel
-from . import bells, inputs, scopes, steps
+from . import bells, functions, inputs, loading, scopes, steps
 from .handles import TaskHandle
 from .home import Home
-from .options import Options, key_part, seconds, whole, word
+from .options import Chosen, Options, key_part, seconds, whole, word
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,8 +50,8 @@ class Bound:
     callee: Callee
     chosen: Options = field(default_factory=Options)
 
-    def options(self, **chosen: Any) -> Bound:
-        """The same agent with further options; see Options."""
+    def options(self, **chosen: Unpack[Chosen]) -> Bound:
+        """The same agent with further options: delay, expires (seconds), at (datetime), key, lane, … (see Options)."""
         return replace(self, chosen=self.chosen.but(chosen))
 
     def enqueue(self, *args: Any, **kwargs: Any) -> TaskHandle:
@@ -62,6 +64,11 @@ class Bound:
             child: TaskHandle = scope.run._spawned(self, args, kwargs)
             return child
         return enqueue_many([self.call(*args, **kwargs)])[0]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: options are for a task."""
+        name = self.callee.name
+        raise InputError(f"{name} with options is not called itself: write {name}.options(…).enqueue(…)")
 
     def call(self, *args: Any, **kwargs: Any) -> Call:
         """The call without storing it."""
@@ -112,17 +119,17 @@ class Agent(Generic[P, T]):
         retries: int,
         retry_delay_ms: int,
     ) -> None:
-        functools.update_wrapper(self, fn)
+        functools.update_wrapper(self, fn, updated=("__dict__",) if inspect.isroutine(fn) else ())
         self.fn, self.name, self.risk, self.version = fn, name, risk, version
         self.retries, self.retry_delay_ms = retries, retry_delay_ms
-        self.is_async = inspect.iscoroutinefunction(fn)
+        self.is_async = functions.is_async(fn)
         self.form = inputs.Form(fn, name)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.fn(*args, **kwargs)
 
-    def options(self, **chosen: Any) -> Bound:
-        """This agent with options for its task; see Options."""
+    def options(self, **chosen: Unpack[Chosen]) -> Bound:
+        """This agent with options for its task: delay, expires (seconds), at (datetime), key, … (see Options)."""
         return Bound(self).options(**chosen)
 
     def enqueue(self, *args: Any, **kwargs: Any) -> TaskHandle:
@@ -148,16 +155,15 @@ class Agent(Generic[P, T]):
     def handler_version(self) -> str:
         """The declared version and a digest of the source, as `2+1f0c9a…`."""
         try:
-            source = inspect.getsource(self.fn)
+            source = inspect.getsource(functions.plain(self.fn))
         except (OSError, TypeError):
             source = ""
         return f"{self.version}+{hashlib.sha256(source.encode()).hexdigest()[:12]}"
 
-    @property
+    @functools.cached_property
     def returns(self) -> Any:
         """The annotation that results are typed back by, or None."""
-        found = steps.hints_of(self.fn).get("return")
-        return None if found in (None, type(None), Any) else found
+        return functions.returned(self.fn, f"agent {self.name}")
 
 
 @dataclass(frozen=True)
@@ -213,28 +219,40 @@ def agent(
     seconds("retry_delay", retry_delay, least=0)
 
     def declare(function: Callable[P, T]) -> Agent[P, T]:
-        key_part("agent", name or function.__name__)
         made = Agent(
             function,
-            name=name or function.__name__,
+            name=_named(function, name),
             risk=word(RiskLevel, risk),
             version=version,
             retries=retries,
             retry_delay_ms=round(retry_delay * 1000),
         )
         known = _registry.get(made.name)
-        if known is not None and known.fn.__code__.co_filename != function.__code__.co_filename:
-            raise InputError(
-                f"two agents are called {made.name!r}: in {known.fn.__module__} and {function.__module__}; give one a name="
-            )
+        if known is not None:
+            functions.refuse_another(made.name, known.fn, function)
         _registry[made.name] = made
         return made
 
     return declare if fn is None else declare(fn)
 
 
-def ref(name: str) -> Bound:
+def _named(fn: Any, name: str | None) -> str:
+    """The name of what can be an agent; raises InputError for anything else."""
+    if isinstance(fn, Agent | steps.Step | type | staticmethod | classmethod):
+        raise InputError(
+            f"{fn!r} cannot be an agent: an agent is a function, as in def name(run, prompt: str)"
+        )
+    found = functions.named("agent", fn, name)
+    key_part("agent", found)
+    return found
+
+
+def ref(name: str | Agent[Any, Any]) -> Bound:
     """An agent by its name, whether or not it is importable here."""
+    if isinstance(name, Agent):
+        return Bound(name)
+    if not isinstance(name, str):
+        raise InputError(f"ref({name!r}): give the name of an agent as a text")
     key_part("agent", name)
     return Bound(_registry.get(name) or Named(name))
 
@@ -249,9 +267,10 @@ def enqueue_many(calls: Iterable[Call]) -> list[TaskHandle]:
 
     Inside a run they are recorded steps, one for each: none where one of them does not fit.
     """
-    page = list(calls)
+    page = _page(calls)
     if not page:
         return []
+    loading.refuse()
     home = page[0].bound.chosen.home or Home.current()
     now = home.now()
     rows = [call.task(home, now=now) for call in page]
@@ -263,9 +282,20 @@ def enqueue_many(calls: Iterable[Call]) -> list[TaskHandle]:
             parent = tasks.find(home.db, call.bound.chosen.parent)
             row.with_parent_task(parent.id, parent.recursion_depth)
     stored = tasks.submit_many(home.db, rows, now=now)
+    file = _file_of(page[0].bound.callee)
     for lane in {str(task.lane) for task in stored}:
-        _warn_if_nobody_listens(home, lane)
+        _warn_if_nobody_listens(home, lane, file)
     return [TaskHandle(home, task.id) for task in stored]
+
+
+def _page(calls: Any) -> list[Call]:
+    page: list[Any] = list(calls) if isinstance(calls, Iterable) else [calls]
+    if not isinstance(calls, Iterable) or not all(isinstance(one, Call) for one in page):
+        wrong = next((one for one in page if not isinstance(one, Call)), calls)
+        raise InputError(
+            f"enqueue_many takes a list of calls, as in [some_agent.call(…)], not {wrong!r:.200}"
+        )
+    return page
 
 
 def get_task(task_id: str) -> TaskHandle:
@@ -277,7 +307,7 @@ def get_task(task_id: str) -> TaskHandle:
 _warned: dict[tuple[str, str], float] = {}
 
 
-def _warn_if_nobody_listens(home: Home, lane: str) -> None:
+def _warn_if_nobody_listens(home: Home, lane: str, file: str) -> None:
     which, now = (str(home.path), lane), time.monotonic()
     if now - _warned.get(which, -_WARN_EVERY_S) < _WARN_EVERY_S:
         return
@@ -285,8 +315,17 @@ def _warn_if_nobody_listens(home: Home, lane: str) -> None:
     if bells.listeners(home.path, lane) == 0:
         sys.stderr.write(
             f"relight: the task is stored in {home.path}, but no worker serves its {lane} lane; start one: "
-            f"relight worker {lane}\n"
+            f"relight {f'-A {file} ' if file else ''}worker {lane}\n"
         )
+
+
+def _file_of(callee: Callee) -> str:
+    """The file of an agent, as seen from here; nothing where it is not known."""
+    file = Path(functions.place(callee.fn).file) if isinstance(callee, Agent) else Path()
+    if not file.is_file():
+        return ""
+    here = Path.cwd()
+    return shlex.quote(str(file.relative_to(here) if file.is_relative_to(here) else file))
 
 
 __all__ = ["Agent", "agent", "enqueue_many", "get_task", "known", "ref"]

@@ -16,19 +16,25 @@ from pathlib import Path
 from types import ModuleType
 
 from ..models.errors import SettingError
+from . import loading, tracebacks
 
 
 def load(entries: Iterable[str]) -> None:
     """Import every module or file; one that is loaded already stays as it is. Raises SettingError naming it."""
     for entry in entries:
         try:
-            if entry.endswith(".py"):
-                _load_file(Path(entry))
-            else:
-                _find_beside(Path.cwd())
-                importlib.import_module(entry)
-        except Exception as error:  # the user's code runs here; whatever it raises is told
+            with loading.app(entry):
+                _load(entry)
+        except (Exception, SystemExit) as error:  # the user's code runs here; whatever it raises is told
             raise SettingError(f"app {entry!r} cannot be loaded: {_cause(error)}") from error
+
+
+def _load(entry: str) -> None:
+    if entry.endswith(".py"):
+        _load_file(Path(entry))
+    else:
+        _find_beside(Path.cwd())
+        importlib.import_module(entry)
 
 
 def _load_file(file: Path) -> None:
@@ -70,7 +76,11 @@ def _find_beside(folder: Path) -> None:
 def _cause(error: BaseException) -> str:
     """Say what was raised and where in the user's code."""
     frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "importlib" not in frame.filename and not tracebacks.is_ours(frame.filename)
     ]
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    if isinstance(error, SystemExit):
+        return f"it ends the process: sys.exit({error.code!r}){where}"
     return f"{type(error).__name__}: {error}{where}"

@@ -6,7 +6,6 @@ that agent code does, `sys.exit` included, comes back as a value.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -43,6 +42,8 @@ def call(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Returned | Rai
 
 async def acall(fn: Callable[..., Awaitable[Any]], /, *args: Any, **kwargs: Any) -> Returned | Raised:
     """Await agent code on this loop."""
+    import asyncio  # not above: verbs that only answer would pay for it
+
     try:
         return Returned(await fn(*args, **kwargs))
     except (ControlFlow, GeneratorExit, asyncio.CancelledError):

@@ -22,6 +22,11 @@ class ClaimedTask(Task):  # type: ignore[misc]  # huey is untyped
         super().__init__(*args, **kwargs)
         self.name: str = self.args[0] if self.args else type(self).__name__
 
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it lost its worker when it ran last, so that others may have been kept from running beside it."""
+        return self.row is not None and self.row.losses > 0
+
     @classmethod
     def of(cls, row: AgentTask) -> ClaimedTask:
         """The Huey task of a row: same id, the agent's name, its priority and the retries that are left."""

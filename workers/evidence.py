@@ -15,7 +15,7 @@ from typing import Any
 from ..models import encoding
 from ..models.tasks import AgentTask
 from ..recovery.replay import RecordedStep
-from . import calling, steps
+from . import calling, functions, steps
 from .calling import Raised
 
 LIMIT_S = 5.0
@@ -53,7 +53,7 @@ def _within_limit(step: steps.Step[..., Any], arguments: dict[str, Any]) -> dict
 
 
 def _ask(step: steps.Step[..., Any], arguments: dict[str, Any]) -> Any:
-    hints = steps.hints_of(step.fn)
+    hints = functions.hints_of(step.fn).known
     typed = {name: encoding.revive(value, hints.get(name)) for name, value in arguments.items()}
     verify = step.declared.verify
     assert verify is not None

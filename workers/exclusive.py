@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -25,6 +26,7 @@ class Exclusive:
         forks.guard.register(self)
 
     def __enter__(self) -> Self:
+        self.path.parent.mkdir(mode=0o700, exist_ok=True)
         with forks.guard:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         return self
@@ -39,7 +41,8 @@ class Exclusive:
             if time.monotonic() >= deadline:
                 return False
             time.sleep(_LOOK_S)
-        os.pwrite(self._fd, b"%-10d\n" % os.getpid(), 0)
+        with suppress(OSError):  # on a full disk nobody learns the pid, and that is all
+            os.pwrite(self._fd, b"%-10d\n" % os.getpid(), 0)
         return True
 
     def holder(self) -> str:

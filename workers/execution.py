@@ -10,7 +10,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..models import claims, confirmations, journal, traces, transitions
@@ -27,11 +26,11 @@ from ..models.errors import (
     StorageError,
     Unreadable,
 )
-from ..models.journal import Claim
 from ..models.tasks import AgentTask, RiskLevel
 from ..recovery import replay, sweep
-from . import agents, calling, evidence, outcomes, scopes, serving, storing
+from . import agents, announcing, calling, evidence, logs, outcomes, scopes, serving, storing
 from .agents import Agent
+from .attempts import Attempt, Outcome
 from .calling import Raised, Returned
 from .home import Home
 from .ownership import Owner
@@ -41,34 +40,6 @@ from .run import AsyncRun, Run
 log = logging.getLogger("relight.execution")
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How an attempt ended: completed, failed, retrying, asked, interrupted, cancelled or lost."""
-
-    kind: str
-    error: BaseException | None = None
-    value: Any = None
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One claimed task in the hands of this process."""
-
-    home: Home
-    owner: Owner
-    task: AgentTask
-
-    @property
-    def claim(self) -> Claim:
-        """What fences this attempt."""
-        return Claim(self.task.id, self.task.attempt, self.owner.id)
-
-    @property
-    def fence(self) -> dict[str, Any]:
-        """The claim as transitions take it."""
-        return {"attempt": self.task.attempt, "worker_id": self.owner.id}
 
 
 def execute(home: Home, owner: Owner, task: AgentTask) -> Outcome:
@@ -87,7 +58,11 @@ def execute(home: Home, owner: Owner, task: AgentTask) -> Outcome:
 
 def launch(home: Home, owner: Owner, task: AgentTask, done: Callable[[Outcome], None]) -> None:
     """Run one attempt: a synchronous agent in this thread, an asynchronous one on the loop, which calls `done` later."""
-    attempt = Attempt(home, owner, task)
+    with logs.fields(task=task.id, attempt=task.attempt, worker=owner.id):  # in the agent's own lines too
+        _launch(Attempt(home, owner, task), done)
+
+
+def _launch(attempt: Attempt, done: Callable[[Outcome], None]) -> None:
     serving.begin()
     prepared = _stored(attempt, lambda: _prepared(attempt))
     if isinstance(prepared, Outcome):
@@ -95,7 +70,7 @@ def launch(home: Home, owner: Owner, task: AgentTask, done: Callable[[Outcome], 
         return
     agent, arguments, run = prepared
     if isinstance(run, AsyncRun):
-        loop = serving.loop(home)
+        loop = serving.loop(attempt.home)
         loop.start(
             run, _driven(run, agent, arguments), lambda result: done(_ended(attempt, agent, run, result))
         )
@@ -108,15 +83,8 @@ def interrupt_all(home: Home, owner: Owner) -> int:
     marked = 0
     for task_id, number in owner.claims:
         try:
-            transitions.interrupt(
-                home.db,
-                task_id,
-                reason="shutdown",
-                now=home.now(),
-                attempt=number,
-                worker_id=owner.id,
-                keep_owner=True,
-            )
+            end: dict[str, Any] = {"attempt": number, "worker_id": owner.id, "now": home.now()}
+            transitions.interrupt(home.db, task_id, reason="shutdown", keep_owner=True, **end)
             marked += 1
         except (StaleMove, StorageError) as error:
             log.info("not interrupted", extra={"task": task_id, "attempt": number, "error": str(error)})
@@ -133,7 +101,7 @@ def _prepared(attempt: Attempt) -> tuple[Agent[Any, Any], dict[str, Any], Record
         return _given_back(attempt)
     history = replay.history(traces.step_records(attempt.home.db, attempt.task.id))
     if (changed := _version_changed(attempt, agent, history)) is not None:
-        return _diverged(attempt, history, changed)
+        return _diverged(attempt, changed)
     try:
         arguments = agent.form.arguments(attempt.task.input_json)
     except InputError as error:
@@ -181,9 +149,7 @@ async def _driven(
         return await calling.acall(agent.fn, run, **arguments)
     except ControlFlow as flow:
         return flow
-    except (
-        asyncio.CancelledError
-    ) as error:  # of something that the agent awaited: nobody cancels the run itself
+    except asyncio.CancelledError as error:  # of what the agent awaited: nobody cancels the run itself
         return Raised(error)
 
 
@@ -224,7 +190,7 @@ def _moved(
         case Unreadable(cause=error):
             return _failed(attempt, error)
         case Diverged() as flow:
-            return _diverged(attempt, run._on.history, flow)
+            return _diverged(attempt, flow)
         case ControlFlow() as flow:
             return _lost(attempt, flow)
         case Returned(value):
@@ -237,13 +203,13 @@ def _returned(attempt: Attempt, run: Recorder, value: Any) -> Outcome:
     forgotten = calling.call(run._unfinished)
     if isinstance(forgotten, Raised):
         return _failed(attempt, forgotten.error)
-    if run._open_writes:  # cancelled half-way when the agent ended: the result does not say whether they happened
+    if run._open_writes:  # cancelled when the agent ended: the result does not say whether they happened
         why = "the agent ended while this write was still running"
         return _asked(attempt, *(Asked(key, why) for key in sorted(run._open_writes)))
     missed = [step for step in run._not_asked_for() if step.effect == "write"]
     if missed:
         flow = Diverged(missed[0].key, "a write step", "nothing: the agent ended without it")
-        return _diverged(attempt, run._on.history, flow)
+        return _diverged(attempt, flow)
     stored = outcomes.store(attempt.home, value)
     storing.persistently(
         lambda: transitions.complete(
@@ -256,12 +222,10 @@ def _returned(attempt: Attempt, run: Recorder, value: Any) -> Outcome:
 def _raised(attempt: Attempt, agent: Agent[Any, Any], run: Recorder, error: BaseException) -> Outcome:
     calling.call(run._unfinished)
     chain = calling.chain(error)
-    given_up = any(
-        isinstance(one, StepAbandoned) for one in chain
-    )  # a person's word, which no retry takes back
-    if given_up or attempt.task.retries_left <= 0:
-        return _failed(attempt, error)
     reached = [failure for failure in run._failures if any(failure.error is one for one in chain)]
+    given_up = any(isinstance(one, StepAbandoned) for one in chain)  # a person said so
+    if given_up or attempt.task.retries_left <= 0:
+        return _failed(attempt, error, ended_by=[failure.call.key for failure in reached])
     unsafe = [failure for failure in reached if not failure.repeatable]
     if unsafe:
         why = f"it raised {unsafe[0].error!r}, and repeating it is not declared safe"
@@ -300,23 +264,31 @@ def _failed(attempt: Attempt, error: BaseException, *, ended_by: Sequence[str] =
 def _asked(attempt: Attempt, *flows: Asked) -> Outcome:
     """Put the task aside and ask about the steps that may not run again by themselves."""
     record = replay.history(traces.step_records(attempt.home.db, attempt.task.id))
-    steps = []
-    for flow in flows:
-        step = record.steps[flow.step_key]
-        steps.append(sweep.in_doubt(step, evidence.look(attempt.task, step), error=flow.why))
+    steps = _in_doubt(attempt, record, {flow.step_key: flow.why for flow in flows})
     _file(attempt, record, f"step {flows[0].step_key}: {flows[0].why}", steps, reason="asked")
     return Outcome("asked", flows[0])
 
 
-def _diverged(attempt: Attempt, history: replay.History, flow: Diverged) -> Outcome:
-    _file(attempt, history, f"replay diverged {flow}", [], reason="diverged")
+def _diverged(attempt: Attempt, flow: Diverged) -> Outcome:
+    record = replay.history(traces.step_records(attempt.home.db, attempt.task.id))
+    _file(attempt, record, f"replay diverged {flow}", _in_doubt(attempt, record, {}), reason="diverged")
     return Outcome("asked", flow)
+
+
+def _in_doubt(attempt: Attempt, record: replay.History, whys: dict[str, str]) -> list[StepInDoubt]:
+    """Every step that a person has to speak about: those that are named, and each write whose end nobody knows."""
+    unsettled = sweep.unsettled_writes(attempt.home.db, attempt.task, record)
+    named = [record.steps[key] for key in whys]
+    return [
+        sweep.in_doubt(step, evidence.look(attempt.task, step), error=whys.get(step.key))
+        for step in (*named, *(step for step in unsettled if step.key not in whys))
+    ]
 
 
 def _file(
     attempt: Attempt, record: replay.History, why: str, steps: list[StepInDoubt], *, reason: str
 ) -> None:
-    request = sweep.request(attempt.task, why, record)
+    request = sweep.request(attempt.task, why, record, steps)
     storing.persistently(
         lambda: confirmations.ask(
             attempt.home.db,
@@ -343,8 +315,5 @@ def _given_back(attempt: Attempt) -> Outcome:
 
 def _finish(attempt: Attempt, outcome: Outcome) -> Outcome:
     attempt.owner.drop(attempt.task.id, attempt.task.attempt)
-    log.info(
-        "attempt ended",
-        extra={"task": attempt.task.id, "attempt": attempt.task.attempt, "outcome": outcome.kind},
-    )
+    announcing.ended(attempt.task, outcome.kind, outcome.error)
     return outcome

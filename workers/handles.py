@@ -5,7 +5,6 @@ Invariant: waiting sleeps on a bell that is rung after each commit; the slow pol
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 import time
@@ -61,7 +60,7 @@ class TaskHandle:
                 return task
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
-                raise WaitTimeoutError(self.id, str(task.status), timeout or 0)
+                raise WaitTimeoutError(self.id, str(task.status), timeout or 0, _why(self.home, task))
             bell.wait(seen, _shorter(left, self.home.settings.poll_ms / 1000 or None))
 
     def result(self, timeout: float | None = None) -> Any:
@@ -73,6 +72,8 @@ class TaskHandle:
 
     async def _awaited(self) -> Any:
         """The result, waited for in a thread that ends when it is not waited for any more."""
+        import asyncio  # not above: verbs that only answer would pay for it
+
         given_up = threading.Event()
         try:
             return result_of(self.home, await asyncio.to_thread(self._ended, None, given_up))
@@ -105,9 +106,24 @@ def result_of(home: Home, task: AgentTask) -> Any:
 def refuse_failed(task: AgentTask) -> None:
     """Raise TaskFailedError where a task has failed."""
     if task.status == TaskStatus.FAILED:
-        error = json.loads(task.error_json or "{}")
-        detail = f"{error.get('type', 'Error')}: {error.get('text', '')}"
-        raise TaskFailedError(task.id, task.reason or "error", detail)
+        raise TaskFailedError(task.id, task.reason or "error", error_of(task))
+
+
+def error_of(task: AgentTask) -> str:
+    """The recorded error of a failed task."""
+    error = json.loads(task.error_json or "{}")
+    return f"{error.get('type', 'Error')}: {error.get('text', '')}"
+
+
+def _why(home: Home, task: AgentTask) -> str:
+    """Why a task has not ended, and what a person can do; nothing where it just runs."""
+    from ..recovery import why  # not above: who waits seldom needs it
+    from . import situation
+
+    answer = why.why(situation.look(home, task))
+    if answer.code == "running":
+        return answer.sentence
+    return " ".join([answer.sentence, *(f"[relight {words}]" for words in answer.next)])
 
 
 def _refuse_inside_run(task_id: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 from platformdirs import user_state_path
 
@@ -126,9 +127,25 @@ def _renew_opened_mutex() -> None:
 os.register_at_fork(after_in_child=_renew_opened_mutex)  # another thread of the parent may have held it
 
 
+def refuse_absent(folder: Path) -> None:
+    """Raise StorageUnreadableError where there is no state: only a verb that begins something creates one."""
+    if not folder.is_dir() and folder.exists():
+        _refuse_file(folder)
+    if not (folder / STATE_FILE).exists():
+        raise StorageUnreadableError(
+            f"no state in {folder}: relight init creates it, or set --home or RELIGHT_HOME"
+        )
+
+
+def _refuse_file(folder: Path) -> NoReturn:
+    raise StorageUnreadableError(f"{folder} is a file, not a directory; correct --home or RELIGHT_HOME")
+
+
 def _create_folder(folder: Path) -> None:
     if folder.is_dir():
         return
+    if folder.exists():
+        _refuse_file(folder)
     is_ours = folder == user_state_path("relight")  # the platform's place: its parents may be made too
     try:
         folder.mkdir(mode=0o700, parents=is_ours, exist_ok=True)

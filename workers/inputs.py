@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..models import encoding
 from ..models.errors import InputError, SealedStepError
+from . import functions
 
 if TYPE_CHECKING:
     import pydantic
+
+
+_LOST = '{"$lossy"'  # the mark of what JSON cannot say; quotes inside a text are escaped
 
 
 class Input(NamedTuple):
@@ -45,8 +49,8 @@ class Form:
         """The checked input of a call."""
         named = self.checked(args, kwargs)
         plain = encoding.encode({"args": [], "kwargs": named})
-        if plain.lossy:
-            culprit = next(name for name, value in named.items() if encoding.encode(value).lossy)
+        if plain.lossy and _LOST in plain.text:  # else only half an emoji was replaced, and the task goes on
+            culprit = next(name for name, value in named.items() if _LOST in encoding.encode(value).text)
             raise InputError(
                 f"agent {self.name}, parameter {culprit!r}: a {type(named[culprit]).__name__} is no JSON value"
             )
@@ -92,15 +96,18 @@ class Form:
     def _model(self) -> type[pydantic.BaseModel]:
         import pydantic
 
-        from .steps import hints_of
-
-        hints = hints_of(self.fn)
+        hints = functions.hints_of(self.fn)
         fields: dict[str, Any] = {}
         for place, (name, parameter) in enumerate(self.signature.parameters.items()):
             if parameter.kind not in _SPREAD:
                 default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+                if name in hints.unknown:
+                    raise InputError(
+                        f"agent {self.name}, parameter {name!r}: its annotation {hints.unknown[name]}; "
+                        f"import the type outside of TYPE_CHECKING"
+                    )
                 # By alias: a parameter may have a name that a model attribute has too.
-                fields[f"p{place}"] = (hints.get(name, Any), pydantic.Field(default, alias=name))
+                fields[f"p{place}"] = (hints.known.get(name, Any), pydantic.Field(default, alias=name))
         config = pydantic.ConfigDict(arbitrary_types_allowed=True)
         made: type[pydantic.BaseModel] = pydantic.create_model(
             f"{self.name}_input", __config__=config, **fields

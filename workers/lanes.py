@@ -21,13 +21,14 @@ from huey.utils import Error
 from ..models import claims, tasks, transitions
 from ..models.errors import InputError, RelightError, StaleMove
 from ..models.tasks import AgentTask
+from ..recovery import decision
 from .claimed import ClaimedTask
 from .lane_storage import LaneStorage
 from .messages import JsonSerializer
 
 if TYPE_CHECKING:
+    from .attempts import Outcome
     from .consumer import LaneConsumer
-    from .execution import Outcome
     from .home import Home
 
 log = logging.getLogger("relight.lanes")
@@ -142,14 +143,22 @@ class LaneHuey(SqliteHuey):  # type: ignore[misc]  # huey is untyped
         return task
 
     def _claim(self) -> ClaimedTask | None:
-        from . import agents
+        from . import agents, announcing
 
         if not self._something_is_ready():
             return None
         home = self.home
         owner = home.owner(self.name)
         known = frozenset(agents.known())
-        row = claims.claim(home.db, self.name, worker_id=owner.id, now=home.now(), known=known)
+        row = claims.claim(
+            home.db,
+            self.name,
+            worker_id=owner.id,
+            now=home.now(),
+            known=known,
+            suspect_from=decision.suspect_from(home.settings.max_losses),
+            on_unknown=announcing.unknown_agent,
+        )
         if row is None:
             self._due_at = claims.next_due(home.db)
             return None
@@ -281,7 +290,7 @@ class LaneHuey(SqliteHuey):  # type: ignore[misc]  # huey is untyped
             was_full = len(self._under_way) == self._slots
             self._under_way.discard(id(task))
             self._freed.notify_all()
-        if was_full:
+        if was_full or (isinstance(task, ClaimedTask) and task.is_suspect):
             self.home.bell(self.name).poke()
 
     # -- plain tasks ------------------------------------------------------------------------------------------

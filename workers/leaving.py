@@ -38,12 +38,14 @@ def mark_interrupted(home: Home) -> None:
 
 def at_once(code: int) -> NoReturn:
     """End this process, and every process that its steps have started, without waiting for agent code."""
-    end_children()
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
+    try:
+        end_children()
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+    finally:  # an interpreter that is half-way through its own end may fail at anything above
+        os._exit(code)
 
 
 def at_latest(seconds: float, code: int) -> None:
@@ -68,8 +70,10 @@ def end_children() -> None:
 
 
 def _cut(code: int) -> None:
-    end_children()
-    os._exit(code)
+    try:
+        end_children()
+    finally:
+        os._exit(code)
 
 
 def _mark(home: Home) -> None:

@@ -30,6 +30,8 @@ def configure(form: str = "text", level: str = "info", stream: TextIO | None = N
     root.setLevel(level.upper())
     # Huey says at INFO what our own lines say with their task; its warnings stay.
     logging.getLogger("huey").setLevel("DEBUG" if level == "debug" else "WARNING")
+    # The looks of its consumer, several a second, are nobody's business.
+    logging.getLogger("huey.consumer").setLevel("INFO" if level == "debug" else "WARNING")
     return handler
 
 

@@ -6,13 +6,30 @@ Invariant: a value that cannot be used is an InputError that names it, where it 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 
 from ..models.errors import InputError
 from ..models.tasks import Lane, RiskLevel
 from .home import Home
+
+
+class Chosen(TypedDict, total=False):
+    """The keywords of `options(…)`, as editors and checkers see them; see Options."""
+
+    lane: Lane | str
+    session: str | None
+    key: str | None
+    priority: int | None
+    delay: float | None
+    at: datetime | int | None
+    expires: float | None
+    risk: RiskLevel | str | None
+    retries: int | None
+    parent: str | None
+    home: Home | None
 
 
 @dataclass(frozen=True)
@@ -35,7 +52,9 @@ class Options:
         for name in ("session", "key", "parent"):
             _text(name, getattr(self, name))
         for name in ("delay", "expires"):
-            seconds(name, getattr(self, name))
+            seconds(name, getattr(self, name), least=0)
+        if self.home is not None and not isinstance(self.home, Home):
+            raise InputError(f"home={self.home!r}: give a Home, or set RELIGHT_HOME to a folder")
         whole("priority", self.priority)
         whole("retries", self.retries, least=0)
         word(Lane, self.lane)
@@ -48,13 +67,12 @@ class Options:
         else:
             whole("at", self.at, instead="an aware datetime or epoch milliseconds")
 
-    def but(self, chosen: dict[str, Any]) -> Options:
+    def but(self, chosen: Mapping[str, Any]) -> Options:
         """These options with others in place of some."""
-        try:
-            return replace(self, **chosen)
-        except TypeError as error:
+        if unknown := [name for name in chosen if name not in self.__dataclass_fields__]:
             names = ", ".join(self.__dataclass_fields__)
-            raise InputError(f"options: {error}; there are: {names}") from None
+            raise InputError(f"options: there is no {', '.join(unknown)}; there are: {names}")
+        return replace(self, **chosen)
 
     def due_at(self, now: int) -> int | None:
         """When the task may start, in ms; None for now."""
@@ -97,6 +115,8 @@ def seconds(name: str, value: Any, *, least: float | None = None) -> None:
 
 def key_part(what: str, name: str) -> None:
     """Refuse a name that could be taken for another part of a step key."""
+    if not isinstance(name, str):
+        raise InputError(f"{what} name {name!r}: give a text")
     if not name or set(name) & set("/#"):
         raise InputError(f"{what} name {name!r}: / and # separate the parts of a step key")
 

@@ -7,22 +7,36 @@ goes on with the decoded value, so that live and replay take the same path.
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..models import blobs, encoding
+from . import tracebacks
 from .home import Home
+
+log = logging.getLogger("relight.steps")
+_warned: set[str] = set()
 
 INLINE_BYTES = 65_536  # design §7
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A value as JSON text for a row; `lossy` where the text does not hold all of it."""
+    """A value as JSON text for a row; `lossy` where the text does not hold all of it; `whole` is what the text means."""
 
     text: str
     lossy: bool
+    whole: str
+    value: Any
+
+    def decoded(self, annotation: Any = None) -> Any:
+        """What `load` would give. A plain text is that itself: to read 200 MB back would take seconds."""
+        if type(self.value) is str and not self.lossy and (annotation is None or annotation is str):
+            return self.value
+        return encoding.decode(self.whole, annotation)
 
 
 def store(home: Home, value: Any) -> Stored:
@@ -30,12 +44,30 @@ def store(home: Home, value: Any) -> Stored:
     encoded = encoding.encode(value)
     data = encoded.text.encode()
     if len(data) <= INLINE_BYTES:
-        return Stored(encoded.text, encoded.lossy)
+        return Stored(encoded.text, encoded.lossy, encoded.text, value)
     if len(data) > home.settings.max_blob_bytes:
         mark = {"$lossy": "too large", "bytes": len(data), "preview": blobs.preview(encoded.text)}
-        return Stored(json.dumps(mark, ensure_ascii=False), True)
+        text = json.dumps(mark, ensure_ascii=False)
+        return Stored(text, True, text, value)
     ref = blobs.store(home.path / "blobs", data, limit=home.settings.max_blob_bytes)
-    return Stored(json.dumps({"$blob": {"sha256": ref.sha256, "size": ref.size}}), encoded.lossy)
+    name = json.dumps({"$blob": {"sha256": ref.sha256, "size": ref.size}})
+    return Stored(name, encoded.lossy, encoded.text, value)
+
+
+def warn_of_loss(name: str, stored: Stored) -> None:
+    """Warn, once for a step name in a process, that an outcome is not stored as a whole."""
+    if not stored.lossy or name in _warned:
+        return
+    _warned.add(name)
+    found = re.search(r'"\$lossy": ?"([^"]*)"', stored.whole)
+    what = found[1] if found else "text that is not Unicode"
+    kind = type(stored.value).__qualname__
+    log.warning(
+        "step %s: its outcome, a %s, cannot be stored as a whole (%s); the agent goes on with what is stored",
+        name,
+        kind,
+        what,
+    )
 
 
 def load(home: Home, text: str, annotation: Any = None) -> Any:
@@ -52,9 +84,10 @@ def whole(home: Home, text: str) -> str:
 
 
 def error_json(error: BaseException, steps: Sequence[str] = ()) -> str:
-    """An exception as a row holds it, with the steps that raised it: what a person's retry has to run again."""
+    """An exception as a row holds it: where it was raised, and the steps that raised it, which a person's retry runs again."""
     ended_by = {"steps": list(dict.fromkeys(steps))} if steps else {}
-    return json.dumps({**encoding.describe_error(error), **ended_by}, ensure_ascii=False)
+    told = {**encoding.describe_error(error), **ended_by, "traceback": tracebacks.text(error)}
+    return json.dumps(told, ensure_ascii=False)
 
 
 def part(event_json: str, name: str) -> Any:

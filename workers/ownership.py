@@ -23,6 +23,8 @@ from ..models import forks, transitions, workers
 from ..models.database import Database
 from ..models.errors import RelightError, StaleMove
 from ..models.fields import new_id
+from . import calling
+from .calling import Raised
 from .lock_files import FOLDER, NONCE_DIGITS, HeldLock, SeenLock
 
 log = logging.getLogger("relight.ownership")
@@ -103,6 +105,7 @@ class Owner:
     def _reset(self) -> None:
         self._claims = set[tuple[str, int]]()
         self._missing = dict[tuple[str, int], int]()
+        self._renewed = 0
         self._mutex = threading.Lock()
         self._stopped = threading.Event()
 
@@ -121,14 +124,18 @@ class Owner:
     def _keep_lease(self) -> None:
         """Count in the lock file as long as this process runs; nobody's clock is involved."""
         beat_ms = max(10, min(1_000, self.lease_ms // 10))
-        renewed = _monotonic_ms()
+        self._renewed = _monotonic_ms()
         while not self._stopped.wait(beat_ms / 1000):
             self._count()
-            with suppress(RelightError):  # a beat that cannot look is followed by the next one
-                self._interrupt_lost_claims()
-                if _monotonic_ms() - renewed >= self.lease_ms / 3:
-                    renewed = _monotonic_ms()
-                    workers.renew(self.db, self.id, now=self.clock())
+            looked = calling.call(self._look)  # a beat that cannot look is followed by the next one
+            if isinstance(looked, Raised) and not isinstance(looked.error, RelightError):
+                log.error("a look at the own claims failed", extra={"worker": self.id}, exc_info=looked.error)
+
+    def _look(self) -> None:
+        self._interrupt_lost_claims()
+        if _monotonic_ms() - self._renewed >= self.lease_ms / 3:
+            self._renewed = _monotonic_ms()
+            workers.renew(self.db, self.id, now=self.clock())
 
     def _count(self) -> None:
         try:

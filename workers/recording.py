@@ -207,11 +207,12 @@ class Recorder:
     def _conclude(self, opened: Opened, outcome: Returned | Raised, began: float) -> Returned | Raised:
         """Store an outcome and give back what a replay would; the effect has happened, so this is not skipped."""
         on, call = self._on, opened.call
-        stored, decoded = self._write(lambda: self._encoded(opened, outcome))
+        stored, decoded, lossy = self._write(lambda: self._encoded(opened, outcome))
         took = round((time.monotonic() - began) * 1000)
         event = step_events.outcome(self.attempt, call, opened.step.declared.name, stored, duration_ms=took)
         failed = isinstance(outcome, Raised)
-        told = {"step": call.key, "status": "error" if failed else "success", "attempt": self.attempt}
+        told: dict[str, Any] = {"step": call.key, "status": "error" if failed else "success"}
+        told |= {"attempt": self.attempt, **({"lossy": True} if lossy else {})}
         on.pulses.flush(self.task_id)
         late = self._write(
             lambda: journal.record_outcome(on.home.db, on.claim, call, event, told=told, now=on.home.now())
@@ -223,16 +224,18 @@ class Recorder:
             self._halt(Asked(call.key, f"it raised {outcome.error!r}, and repeating it is not declared safe"))  # type: ignore[union-attr]
         return decoded
 
-    def _encoded(self, opened: Opened, outcome: Returned | Raised) -> tuple[str, Returned | Raised]:
+    def _encoded(self, opened: Opened, outcome: Returned | Raised) -> tuple[str, Returned | Raised, bool]:
+        """The result as JSON text, what a replay would give, and whether something of it is lost."""
         if isinstance(outcome, Raised):
             record = encoding.describe_error(outcome.error)
             repeatable = opened.step.may_repeat(opened.call.effect, outcome.error)  # type: ignore[arg-type]
             result = {"status": "error", "error": record["text"], "retryable": repeatable, "raised": record}
-            return json.dumps(result, ensure_ascii=False), Raised(encoding.rebuild_error(record))
+            return json.dumps(result, ensure_ascii=False), Raised(encoding.rebuild_error(record)), False
         stored = outcomes.store(self._on.home, outcome.value)
-        value = outcomes.load(self._on.home, stored.text, opened.step.returns)
+        value = stored.decoded(opened.step.returns)
         lossy = ',"lossy":true' if stored.lossy else ""
-        return f'{{"status":"success","output":{stored.text}{lossy}}}', Returned(value)
+        outcomes.warn_of_loss(opened.step.declared.name, stored)
+        return f'{{"status":"success","output":{stored.text}{lossy}}}', Returned(value), stored.lossy
 
     def _valued(
         self,
@@ -259,7 +262,7 @@ class Recorder:
                 on.home.db, on.claim, call, event, now=on.home.now(), event_type=event_type, told=told
             )
         )
-        return outcomes.load(on.home, stored.text)
+        return stored.decoded()
 
     def _recorded_value(self, recorded: RecordedStep | None) -> Returned | None:
         if recorded is None or recorded.state is not StepState.DONE or recorded.outcome_json is None:

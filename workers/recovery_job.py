@@ -34,6 +34,8 @@ log = logging.getLogger("relight.recovery")
 
 FORGET_DEAD_MS = 24 * 3_600_000  # the rows of dead workers are kept for a day, for people to look at
 _LOOK_S = 0.01  # between two tries for the lock
+NAMED = 20  # resumed tasks that a log line names
+_DID = {"quarantined": "gave up", "asked": "asks about"}
 
 
 @upkeep.periodic_task(crontab())  # type: ignore[untyped-decorator]  # huey is untyped
@@ -93,8 +95,20 @@ def _pass(home: Home, prober: Prober, *, dry_run: bool) -> Report:
         if proofs.dead:
             workers.forget_dead(home.db, before=started - FORGET_DEAD_MS)
         if not report.is_empty():
-            log.info("recovered", extra={name: len(ids) for name, ids in report.ids().items()})
+            _tell(report)
     return report
+
+
+def _tell(report: Report) -> None:
+    """Log what a pass did: a line for each task that needs a person, one for all that go on."""
+    for verdict in ("quarantined", "asked"):
+        for entry in getattr(report, verdict):
+            about = {"task": entry["id"], "agent": entry["agent"]}
+            log.warning("recovery %s a task: %s", _DID[verdict], entry["reason"], extra=about)
+    ids = [entry["id"] for entry in report.resumed]
+    named = {"tasks": ",".join(ids[:NAMED]) + ("…" if len(ids) > NAMED else "")} if ids else {}
+    counts = {name: len(found) for name, found in report.ids().items()}
+    log.info("recovered", extra={**counts, **named})
 
 
 def _probe(home: Home, prober: Prober) -> Proofs:

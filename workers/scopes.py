@@ -6,7 +6,6 @@ a key never depends on timing. Threads have no such order; there `run.branch(nam
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import threading
 from collections import Counter
@@ -16,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ..models.errors import MisuseError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from .recording import Recorder
     from .steps import StepContext
 
@@ -75,11 +76,13 @@ def task_factory(
 
     What the body of a step creates is no scope: replay does not run the body, and would number the others differently.
     """
+    from asyncio import Task  # not above: verbs that only answer would pay for it; here it is loaded anyway
+
     context = context or contextvars.copy_context()
     parent = context.get(current)
     if parent is not None and context.get(step) is None:
         context.run(current.set, parent.child())
-    task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, context=context, **options)
+    task: asyncio.Task[Any] = Task(coro, loop=loop, context=context, **options)
     if parent is not None:
         parent.run.tasks.add(task)
     return task

@@ -179,7 +179,16 @@ def _word(*words: str) -> Callable[[Any, Path], str]:
 
 
 def _flag(value: Any, _folder: Path) -> bool:
-    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    known = {
+        "1": True,
+        "true": True,
+        "yes": True,
+        "on": True,
+        "0": False,
+        "false": False,
+        "no": False,
+        "off": False,
+    }
     word = str(value).strip().lower()
     if word not in known:
         raise ValueError("must be true or false")
@@ -256,7 +265,9 @@ SETTINGS = (
         "how long the traces and events of a task are kept after its end",
     ),
     Setting("pulse_retention_days", _whole(0, " of days"), "how long pulse events are kept"),
-    Setting("allow_network_fs", _flag, "run workers although the state directory lies on a network file system"),
+    Setting(
+        "allow_network_fs", _flag, "run workers although the state directory lies on a network file system"
+    ),
     Setting("log_format", _word("text", "json"), "how log lines on stderr look"),
     Setting("log_level", _word("debug", "info", "warning", "error"), "the least severe log lines to write"),
     Setting(

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from . import leaving, settings
+from . import announcing, filesystems, leaving, settings
 from .home import Home
 from .sweeper import Sweeper
 
@@ -38,7 +38,11 @@ class Shift:
         self._sweeper = None if self._forks else Sweeper(home)
 
     def run(self) -> int:
-        """Run until told to stop; the exit code. Does not return where threads are stuck."""
+        """Run until told to stop; the exit code. Does not return where threads are stuck.
+
+        Raises RefusedError on a file system where locks prove nothing.
+        """
+        filesystems.refuse_remote(self.home.settings)
         with _Signals() as signals:
             self._begin()
             while not signals.wait(LOOK_S):
@@ -55,6 +59,7 @@ class Shift:
         self._close_before_forks()
         for consumer in self.consumers:
             consumer.start()
+        announcing.serving(self.home, [consumer.huey.name for consumer in self.consumers])
         if self._sweeper is not None:
             self._sweeper.start()
 
@@ -77,7 +82,7 @@ class Shift:
         for consumer in self.consumers:
             consumer.stop_taking()
         for consumer in self.consumers:
-            consumer.shutdown_timeout = max(0.0, deadline - time.monotonic())
+            consumer.shutdown_timeout = round(max(0.0, deadline - time.monotonic()), 1)  # Huey prints it
             consumer.stop(graceful=True)
         swept = self._sweeper is None or self._sweeper.stop()
         if not swept or not all(consumer.ended for consumer in self.consumers):

@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextvars
 import functools
 import inspect
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from ..models import encoding
-from ..models.errors import InputError, MisuseError, StepOutsideRun
-from . import scopes, serving
+from ..models.errors import InputError, MisuseError, NotDone, StepOutsideRun
+from . import functions, scopes, serving
 from .options import key_part, seconds, whole
 
 if TYPE_CHECKING:
@@ -106,20 +107,23 @@ def called(name: str) -> Step[..., Any] | None:
 def _declare(step: Step[..., Any]) -> None:
     name = step.declared.name
     known = _declared.setdefault(name, step)
-    if known is not None and known.fn.__code__.co_filename != step.fn.__code__.co_filename:
-        _declared[name] = None
-    elif known is not None:
-        _declared[name] = step  # the same file, loaded again
+    if known is not None:
+        again = functions.same(
+            functions.place(known.fn), functions.place(step.fn)
+        )  # the same file, loaded again
+        _declared[name] = step if again else None
 
 
 class Step(Generic[P, T]):
     """A function with a record. Called inside a run it is a recorded step; `local` is always the plain function."""
 
     def __init__(self, fn: Callable[P, T], declared: Declared) -> None:
-        functools.update_wrapper(self, fn)
-        self.fn, self.declared = fn, declared
-        self.is_async = inspect.iscoroutinefunction(fn)
-        self.signature = _signature(fn)
+        # The attributes of a callable object are its own business.
+        functools.update_wrapper(self, fn, updated=("__dict__",) if inspect.isroutine(fn) else ())
+        self.is_static = isinstance(fn, staticmethod)
+        self.fn, self.declared = (fn.__func__ if isinstance(fn, staticmethod) else fn), declared
+        self.is_async = functions.is_async(self.fn)
+        self.signature = _signature(self.fn)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         scope = scopes.current.get()
@@ -127,13 +131,24 @@ class Step(Generic[P, T]):
             if _context.get() is None and serving.has_begun():
                 raise StepOutsideRun(
                     f"step {self.declared.name} was called without its run in a process that runs tasks; "
-                    f"pass the run on, or call {self.declared.name}.local(…) for the plain function"
+                    f"in a thread of your own write with run.branch(NAME): …, else pass the run on, "
+                    f"or call {self.declared.name}.local(…) for the plain function"
                 )
             return self.local(*args, **kwargs)
         if _context.get() is not None:  # inside another step's body it is a part of that step
             return self.fn(*args, **kwargs)
         outcome: T = scope.run._called(self, args, kwargs)
         return outcome
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """As a method: the plain one outside of runs, refused inside, where `self` would have to be recorded."""
+        return self if instance is None or self.is_static else types.MethodType(self._called_on, instance)
+
+    def _called_on(self, instance: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if scopes.current.get() is not None and _context.get() is None:
+            raise _is_method(self)
+        call: Callable[..., Any] = self
+        return call(instance, *args, **kwargs)
 
     def local(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the plain function: nothing is recorded."""
@@ -143,8 +158,7 @@ class Step(Generic[P, T]):
     @functools.cached_property
     def returns(self) -> Any:
         """The annotation that outcomes are typed back by, or None."""
-        found = hints_of(self.fn).get("return")
-        return None if found in (None, type(None), Any) else found
+        return functions.returned(self.fn, f"step {self.declared.name}")
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name; raises InputError where they do not fit."""
@@ -157,8 +171,6 @@ class Step(Generic[P, T]):
 
     def may_repeat(self, effect: Effect, error: BaseException) -> bool:
         """Whether this error leaves the step safe to run again without asking anybody."""
-        from ..models.errors import NotDone
-
         declared = self.declared
         return effect == "read" or declared.idempotent or isinstance(error, (NotDone, *declared.safe_errors))
 
@@ -185,7 +197,7 @@ def step(
     retries: int = 0,
     retry_delay: float = 0,
     idempotent: bool = False,
-    safe_errors: tuple[type[BaseException], ...] = (),
+    safe_errors: type[BaseException] | tuple[type[BaseException], ...] = (),
 ) -> Callable[[Callable[P, T]], Step[P, T]]: ...
 def step(
     fn: Callable[P, T] | None = None,
@@ -197,7 +209,7 @@ def step(
     retries: int = 0,
     retry_delay: float = 0,
     idempotent: bool = False,
-    safe_errors: tuple[type[BaseException], ...] = (),
+    safe_errors: type[BaseException] | tuple[type[BaseException], ...] = (),
 ) -> Step[P, T] | Callable[[Callable[P, T]], Step[P, T]]:
     """Make a function a step.
 
@@ -205,21 +217,26 @@ def step(
     `verify`: a read-only function with the step's arguments that says whether a write in doubt has landed.
     `retries`, `retry_delay` (seconds): how often an exception is answered by running the step again. A write is run
     again only if that is declared safe: `idempotent=True`, an error in `safe_errors`, or `NotDone`.
+
+    Steps are functions; a method can be one as a staticmethod only. A callable without a name needs `name=`.
     """
     whole("retries", retries, least=0)
     seconds("retry_delay", retry_delay, least=0)
     if effect not in (None, "read", "write"):
         raise InputError(f"@step(effect={effect!r}): the effect is 'read' or 'write'")
+    if verify is not None and not callable(verify):
+        raise InputError(f"@step(verify={verify!r}): give a function with the step's arguments")
+    safe = _classes(safe_errors)
 
     def declare(function: Callable[P, T]) -> Step[P, T]:
         declared = Declared(
-            name or function.__name__,
+            _named(function, name),
             effect,
             verify,
             retries,
             round(retry_delay * 1000),
             idempotent,
-            safe_errors,
+            safe,
         )
         key_part("step", declared.name)
         made = Step(function, declared)
@@ -230,16 +247,48 @@ def step(
 
 
 def as_step(fn: Callable[..., Any]) -> Step[..., Any]:
-    """The step that `run.step(fn, …)` means: a plain function is a step that declares nothing."""
-    return fn if isinstance(fn, Step) else Step(fn, Declared(getattr(fn, "__name__", type(fn).__name__)))
+    """The step that `run.step(fn, …)` means: a plain function is a step that declares nothing.
+
+    A method of an object is recorded by its name and the arguments of this call alone; the object is not.
+    """
+    if isinstance(fn, Step):
+        return fn
+    owner = getattr(getattr(fn, "__func__", None), "__self__", None)
+    if isinstance(owner, Step):
+        raise _is_method(owner)
+    default = None if hasattr(fn, "__name__") else type(fn).__name__
+    return Step(fn, Declared(_named(fn, default)))
 
 
-def hints_of(fn: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of a function as objects; those that cannot be resolved are left out."""
-    try:
-        return inspect.get_annotations(fn, eval_str=True)
-    except Exception:  # noqa: BLE001  # evaluating a user's annotation may raise anything; it is then just untyped
-        return {}
+def _named(fn: Any, name: str | None) -> str:
+    """The name of what can be a step; raises InputError for anything else."""
+    from .agents import Agent  # not above: agents imports this
+
+    if isinstance(fn, Step):
+        raise InputError(f"step {fn.declared.name} is a step already")
+    if isinstance(fn, Agent):
+        raise InputError(f"agent {fn.name} cannot be a step: write run.spawn({fn.name}, …)")
+    if isinstance(fn, classmethod):
+        raise InputError(f"{fn!r} cannot be a step: {_FUNCTIONS_ONLY}")
+    return functions.named("step", fn, name)
+
+
+_FUNCTIONS_ONLY = (
+    "steps are functions: self cannot be recorded; use a module-level function or a staticmethod"
+)
+
+
+def _is_method(step: Step[..., Any]) -> InputError:
+    return InputError(f"step {step.declared.name} was called as a method, but {_FUNCTIONS_ONLY}")
+
+
+def _classes(given: Any) -> tuple[type[BaseException], ...]:
+    found = (given,) if isinstance(given, type) else given
+    if not isinstance(found, tuple | list | set | frozenset) or not all(
+        isinstance(one, type) and issubclass(one, BaseException) for one in found
+    ):
+        raise InputError(f"@step(safe_errors={given!r}): give exception classes, as in (ConnectionError,)")
+    return tuple(found)
 
 
 def _signature(fn: Callable[..., Any]) -> inspect.Signature:

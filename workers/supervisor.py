@@ -249,4 +249,4 @@ def _sentence(event: Mapping[str, Any]) -> str:
 def _child_environment(env: Mapping[str, str]) -> dict[str, str]:
     scripts = sysconfig.get_path("scripts")
     path = os.pathsep.join(filter(None, [scripts, env.get("PATH")]))
-    return {**env, "PATH": path, lifeline.VARIABLE: str(os.getpid())}
+    return {"PYTHONUNBUFFERED": "1", **env, "PATH": path, lifeline.VARIABLE: str(os.getpid())}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-from ..models import retention, space, unnamed_blobs, workers
+from ..models import copies, retention, space, unnamed_blobs, workers
 from ..models.database import Durability
 from ..models.errors import ConflictError
 from ..models.retention import GRAIN, Place
@@ -71,14 +71,29 @@ def tidy(
 ) -> Tidied:
     """Run a pass now, for at most about `budget_s`; `told` hears what is being removed and how much of it so far.
 
-    Raises ConflictError while another pass runs.
+    Raises ConflictError while another pass runs, StorageError where the storage is in trouble.
     """
-    with Exclusive(home.path, LOCK) as lock:
+    with copies.storage_errors(home.db.path), Exclusive(home.path, LOCK) as lock:
         if not lock.take():
             raise ConflictError(f"another process (pid {lock.holder()}) tidies {home.path} already")
         tidying = _Tidying(home, time.monotonic() + budget_s, stopped, told)
         with space.own_checkpoints(home.db):
             return tidying.run()
+
+
+def due(home: Home) -> Tidied:
+    """What a pass would remove now; nothing is changed."""
+    days = home.settings
+    cutoffs = {
+        "pulses": days.pulse_retention_days,
+        "records": min(days.trace_retention_days, days.retention_days),
+        "tasks": days.retention_days,
+    }
+    now = home.now()
+    counts = retention.due(home.db, **{name: now - kept * DAY_MS for name, kept in cutoffs.items()})
+    swept = unnamed_blobs.sweep(home.db, home.path / "blobs", now=now, dry_run=True)
+    size = space.size(home.db)
+    return Tidied(**counts, blobs=swept, before=size, after=size, finished=False)
 
 
 class _Tidying:
@@ -98,6 +113,7 @@ class _Tidying:
         self.done = Tidied(before=space.size(home.db))
 
     def run(self) -> Tidied:
+        space.checkpoint(self.db)  # so that the log has room for what is removed, also on a full disk
         steps = (self._pulses, self._records, self._tasks, self._rest_of_the_rows, self._blobs, self._room)
         try:
             for step in steps:
@@ -114,7 +130,9 @@ class _Tidying:
         place: Place | None = Place(retention.mark(self.db, "pulses"), 0)
         while place is not None:
             page, place = retention.old_pulses(self.db, after=place, before=before)
-            self._in_bites("pulses", _parts(page), lambda part: (retention.remove_pulses(self.db, part), True))
+            self._in_bites(
+                "pulses", _parts(page), lambda part: (retention.remove_pulses(self.db, part), True)
+            )
             self._move_mark("pulses", place.stamp if place else before)
 
     def _records(self) -> None:

@@ -118,3 +118,47 @@ def test_a_running_task_is_cancelled_and_stops_at_its_next_step(
     (tmp_path / "go").touch()
     wait_until(lambda: "outcome=cancelled" in worker.text())
     assert asked("show", task)["status"] == "failed"
+
+
+def test_a_wait_that_is_over_says_why_the_task_has_not_ended(cli: Cli, asked: Asked, home: Path) -> None:
+    task = asked("enqueue", "elsewhere", "Go")["id"]
+    said = cli("wait", task, "--timeout", "0.01").stderr
+    assert "after 0.01 s: No process serves the subagent lane" in said
+    assert "[relight worker subagent]" in said
+    assert "after 0 s" not in cli("result", task).stderr
+
+
+def test_a_failed_task_tells_its_error_to_who_waits_and_its_traceback_to_who_looks(
+    cli: Cli, asked: Asked, home: Path, app: Path, start_worker: StartWorker
+) -> None:
+    worker = start_worker(home, app, "subagent")
+    task = asked("-A", str(app), "enqueue", "failing", "Go")["id"]
+    done = cli("wait", task, "--timeout", "20")
+    assert (done.returncode, "ValueError: it is broken" in done.stdout) == (1, True)
+    shown = cli("show", task).stdout
+    assert f'File "{app}", line' in shown
+    assert "workers/execution.py" not in shown
+    wait_until(lambda: "attempt ended" in worker.text() and f'File "{app}", line' in worker.text())
+    assert f"serving subagent in {home}; agents: adder, failing, reader, writer" in worker.text()
+
+
+def test_the_hint_names_the_file_of_the_agent(cli: Cli, home: Path, app: Path) -> None:
+    said = cli("-A", str(app), "enqueue", "adder", "Add").stderr
+    assert f"relight -A {app.name} worker subagent" in said
+
+
+def test_a_verb_that_reads_names_a_state_that_is_not_there_and_makes_none(cli: Cli, home: Path) -> None:
+    done = cli("list")
+    assert (done.returncode, f"no state in {home}: relight init creates it" in done.stderr) == (7, True)
+    assert not home.exists()
+
+
+def test_a_file_is_no_home_and_what_is_not_found_is_not_found_in_a_home(
+    cli: Cli, home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    for verb in ("list", "init"):
+        done = cli("--home", str(tmp_path / "file"), verb)
+        assert (done.returncode, "is a file, not a directory" in done.stderr) == (7, True)
+    assert cli("init").returncode == 0
+    assert f"(in {home})" in cli("show", "nothing").stderr

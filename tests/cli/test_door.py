@@ -41,6 +41,7 @@ def test_a_wrong_verb_is_answered_with_the_nearest_one(cli: Cli) -> None:
 
 
 def test_json_is_accepted_before_and_after_the_verb(cli: Cli, home: Path) -> None:
+    assert cli("init").returncode == 0
     before, after = cli("--json", "list"), cli("list", "--json")
     assert json.loads(before.stdout) == json.loads(after.stdout) == {"tasks": [], "next_cursor": None}
 
@@ -66,6 +67,7 @@ def test_the_home_is_accepted_before_and_after_the_verb(cli: Cli, tmp_path: Path
 def test_an_error_is_a_message_on_stderr_and_a_document_under_json(
     cli: Cli, home: Path, args: list[str], code: int, kind: str
 ) -> None:
+    assert cli("init").returncode == 0
     plain, asked = cli(*args), cli(*args, "--json")
     assert plain.returncode == asked.returncode == code
     assert plain.stdout == ""
@@ -113,9 +115,59 @@ def test_a_reader_that_has_seen_enough_is_no_error(asked: Asked, home: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "args", [["list"], ["status"], ["confirmations"], ["show", "x"], ["trace", "x"], ["events", "x"]]
+    ("words", "completed"),
+    [
+        ("relight conf", ["confirmations"]),
+        ("relight --json pa", ["pause"]),
+        ("relight list --st", ["--status"]),
+        ("relight list --status runn", ["running"]),
+    ],
 )
-def test_a_verb_that_reads_loads_neither_huey_nor_pydantic(home: Path, args: list[str]) -> None:
+def test_a_shell_completes_verbs_options_and_words(cli: Cli, words: str, completed: list[str]) -> None:
+    env = {"_RELIGHT_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = cli(env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split(",", 1)[1] for line in done.stdout.splitlines()] == completed
+
+
+def test_a_shell_is_not_disturbed_by_a_verb_that_does_not_exist(cli: Cli) -> None:
+    done = cli(
+        env={"_RELIGHT_COMPLETE": "bash_complete", "COMP_WORDS": "relight nothing ", "COMP_CWORD": "2"}
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_of_a_shell_is_printed_for_it_to_read(cli: Cli, shell: str) -> None:
+    done = cli(env={"_RELIGHT_COMPLETE": f"{shell}_source"})
+    assert done.returncode == 0
+    assert f"_RELIGHT_COMPLETE={shell}_complete" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        *(
+            ["list"],
+            ["status"],
+            ["confirmations"],
+            ["show", "x"],
+            ["trace", "x"],
+            ["events", "x"],
+            ["why", "x"],
+        ),
+        *(
+            ["wait", "x"],
+            ["cancel", "x"],
+            ["retry", "x"],
+            ["pause", "main"],
+            ["unpause", "main"],
+            ["approve", "x"],
+        ),
+    ],
+    ids=lambda args: args[0],
+)
+def test_a_verb_that_reads_or_answers_loads_neither_huey_nor_pydantic(home: Path, args: list[str]) -> None:
     code = f"""
 import sys
 from relight.workers.cli import door

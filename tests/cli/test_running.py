@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Asked
-from tests.conftest import StartRelight, StartWorker, Worker, wait_until
+from tests.conftest import Cli, StartRelight, StartWorker, Worker, environment, wait_until
 
 
 def test_init_creates_the_home_whole_and_for_its_owner_alone(asked: Asked, home: Path) -> None:
@@ -22,6 +25,19 @@ def test_init_creates_the_home_whole_and_for_its_owner_alone(asked: Asked, home:
     assert {
         path.name: path.stat().st_mtime_ns for path in (home / "policy.toml", home / "state.db")
     } == before
+
+
+def test_long_work_is_told_to_a_person_who_looks_and_to_nobody_else(cli: Cli, home: Path) -> None:
+    cli("init")
+    assert cli("recover").stderr == ""
+    seen, terminal = pty.openpty()
+    command = [sys.executable, "-m", "relight.workers.cli", "recover"]
+    env = environment(TERM="xterm")
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, text=True, env=env, check=True)
+    os.close(terminal)
+    assert b"recovering" in os.read(seen, 4096)
+    os.close(seen)
+    assert done.stdout == "nothing to recover\n"
 
 
 @pytest.mark.parametrize(
@@ -124,6 +140,7 @@ def test_a_hangup_starts_the_worker_again_with_its_settings_read_anew(
     asked: Asked, home: Path, app: Path, tmp_path: Path, start_worker: StartWorker
 ) -> None:
     (tmp_path / "relight.toml").write_text('log_format = "text"', encoding="utf-8")
+    asked("init")
     worker = start_worker(home, app, "all")
     wait_until(lambda: asked("status")["listening"]["main"])
     (tmp_path / "relight.toml").write_text('log_format = "json"', encoding="utf-8")

@@ -6,6 +6,7 @@ import hashlib
 import os
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from relight import Run, agent, current_step, step
@@ -25,7 +26,13 @@ def link(number: int, hold_at: int) -> dict[str, Any]:
     _note(number)
     if number == hold_at:
         witness.wait_at(f"hold {number}")
-    return {"n": number, "once": os.urandom(8).hex(), "text": "ü€𝄞\x00\u2028", "float": 0.1 + number, "big": 2**62}
+    return {
+        "n": number,
+        "once": os.urandom(8).hex(),
+        "text": "ü€𝄞\x00\u2028",
+        "float": 0.1 + number,
+        "big": 2**62,
+    }
 
 
 @step(effect="read")
@@ -58,7 +65,12 @@ def _interrupt(_: int) -> None:
     raise KeyboardInterrupt
 
 
-_LEAVE = {"exit": sys.exit, "_exit": os._exit, "poison": os._exit, "interrupt": _interrupt}
+_LEAVE: dict[str, Callable[[int], Any]] = {
+    "exit": sys.exit,
+    "_exit": os._exit,
+    "poison": os._exit,
+    "interrupt": _interrupt,
+}
 
 
 @step(effect="read")

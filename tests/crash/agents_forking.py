@@ -68,7 +68,7 @@ def one(number: int) -> int:
 
 
 @agent(risk="low")
-def small(run: Run, number: int) -> int:
+def counted(run: Run, number: int) -> int:
     return run.step(one, number)
 
 

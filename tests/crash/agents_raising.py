@@ -51,7 +51,7 @@ def make_steps(declared: str, retries: int) -> dict[str, Callable[..., Any]]:
 def make_agents(declared: str, step_retries: int, task_retries: int, met: str) -> dict[str, Any]:
     """A synchronous and an asynchronous agent that call such a write and let its exception pass, or catch it."""
     steps = make_steps(declared, step_retries)
-    said = {"risk": "high", "retries": task_retries, "retry_delay": 0.001}
+    said: dict[str, Any] = {"risk": "high", "retries": task_retries, "retry_delay": 0.001}
     name = f"{declared}_{step_retries}_{task_retries}_{met}"
 
     @agent(name=f"sync_{name}", **said)

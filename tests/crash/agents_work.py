@@ -47,7 +47,7 @@ def held_write(name: str) -> str:
 @agent(risk="high")
 def holding_write(run: Run, name: str = "hold") -> list[Any]:
     """Writes, holding in the second of three steps; goes on without it where a person gave it up."""
-    found = [run.step(seen, "before")]
+    found: list[Any] = [run.step(seen, "before")]
     try:
         found.append(run.step(held_write, name))
     except StepAbandoned:

@@ -33,11 +33,11 @@ QUICK = {"RELIGHT_SWEEP_MS": "100", "RELIGHT_MAX_LOSSES": "1000"}
 
 
 class Nursery:
-    """The process that forks workers, and the way to talk to it."""
+    """The process that forks workers, and the way to talk to it; it may have some more modules loaded."""
 
-    def __init__(self) -> None:
+    def __init__(self, *preloaded: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "tests" / "crash" / "nursery.py")],
+            [sys.executable, str(ROOT / "tests" / "crash" / "nursery.py"), *preloaded],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -128,7 +128,12 @@ class Stage:
 
     def env(self, extra: dict[str, str] | None = None) -> dict[str, str]:
         return environment(
-            **{**QUICK, witness.VARIABLE: str(self.witness), "RELIGHT_HOME": str(self.home.path), **(extra or {})}
+            **{
+                **QUICK,
+                witness.VARIABLE: str(self.witness),
+                "RELIGHT_HOME": str(self.home.path),
+                **(extra or {}),
+            }
         )
 
     def start(
@@ -162,7 +167,9 @@ class Stage:
             check=False,
         )
 
-    def enqueue(self, agent: Any, *args: Any, options: dict[str, Any] | None = None, **kwargs: Any) -> TaskHandle:
+    def enqueue(
+        self, agent: Any, *args: Any, options: dict[str, Any] | None = None, **kwargs: Any
+    ) -> TaskHandle:
         handle: TaskHandle = agent.options(home=self.home, **(options or {})).enqueue(*args, **kwargs)
         return handle
 
@@ -223,7 +230,9 @@ class Stage:
         """The file is whole, and every skeleton is gap-free."""
         assert self.rows("PRAGMA integrity_check") == [("ok",)]
         assert self.rows("PRAGMA foreign_key_check") == []
-        gaps = "SELECT task_id FROM agent_events GROUP BY task_id HAVING count(*) != max(seq) OR min(seq) != 1"
+        gaps = (
+            "SELECT task_id FROM agent_events GROUP BY task_id HAVING count(*) != max(seq) OR min(seq) != 1"
+        )
         assert self.rows(gaps) == []
         ends = """
             SELECT task_id FROM agent_events WHERE event_type IN ('task_completed', 'task_failed')
@@ -242,7 +251,11 @@ class Stage:
         """
         for task_id, lines in _by_task(self.lines()).items():
             ended = dict(self.rows(statement, task_id))
-            again = [line for line in lines if int(line[2]) > ended.get(line[3].removeprefix(f"{task_id}:"), 1 << 30)]
+            again = [
+                line
+                for line in lines
+                if int(line[2]) > ended.get(line[3].removeprefix(f"{task_id}:"), 1 << 30)
+            ]
             assert again == [], f"task {task_id} ran finished steps again"
 
     def close(self) -> None:

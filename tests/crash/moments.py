@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 from tests.crash.agents_life import STEPS
 
-EVENTS = (("task_started", (1,)), ("tool_call_started", STEPS), ("tool_call_completed", STEPS), ("task_completed", (1,)))
+EVENTS = (
+    ("task_started", (1,)),
+    ("tool_call_started", STEPS),
+    ("tool_call_completed", STEPS),
+    ("task_completed", (1,)),
+)
 PLACES = (("between", (*STEPS, 4)), ("body", STEPS), ("effect", STEPS))
 AFTER_EFFECT = ("effect", "before-next effect", "uncommitted tool_call_completed")
 IN_DOUBT = (*AFTER_EFFECT, "body", "committed tool_call_started")
@@ -47,7 +52,9 @@ class Moment:
     @property
     def deaths(self) -> int:
         """How many of its moments leave the task without its worker."""
-        return sum(kind not in ("uncommitted task_started", "committed task_completed") for kind, _ in self.parts)
+        return sum(
+            kind not in ("uncommitted task_started", "committed task_completed") for kind, _ in self.parts
+        )
 
     def is_before_intent(self, number: int) -> bool:
         """Whether its first moment comes before the intent of a step is stored."""
@@ -65,7 +72,12 @@ MOMENTS = tuple(
         (
             *(f"{place} {n}" for place, numbers in PLACES for n in numbers),
             *(f"before-next {place} {n}" for place, numbers in PLACES[::2] for n in numbers),
-            *(f"{when} {event} {n}" for when in ("uncommitted", "committed") for event, ns in EVENTS for n in ns),
+            *(
+                f"{when} {event} {n}"
+                for when in ("uncommitted", "committed")
+                for event, ns in EVENTS
+                for n in ns
+            ),
             # the second life is struck too
             *(f"effect 2;{when} task_started 2" for when in ("uncommitted", "committed")),
             "effect 2;effect 3",

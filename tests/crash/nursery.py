@@ -13,7 +13,15 @@ import sys
 from importlib import import_module
 from typing import Any
 
-PRELOADED = ("relight.workers.cli.running", "relight.workers.recovery_job", "relight.workers.shift")
+PRELOADED = (
+    "relight.workers.cli.running",
+    "relight.workers.recovery_job",
+    "relight.workers.shift",
+    "relight.workers.execution",
+    "pydantic.main",
+    "pydantic.type_adapter",
+    "psutil",
+)
 
 
 def _answer(order: dict[str, Any]) -> int | None:
@@ -33,13 +41,13 @@ def _become(order: dict[str, Any]) -> None:
     os.environ.update(order["env"])
     os.chdir(order["cwd"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    import_module("relight.workers.cli").main(order["args"])
+    import_module(order.get("module", "relight.workers.cli")).main(order["args"])
 
 
 def main() -> None:
     """Serve orders until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for name in PRELOADED:
+    for name in (*PRELOADED, *sys.argv[1:]):
         import_module(name)
     for line in sys.stdin:
         order = json.loads(line)

@@ -106,5 +106,7 @@ ROUNDS, UPDATES = 20, 100
 if __name__ == "__main__":
     role, folder, at = sys.argv[1:]
     opened = Home.open(settings.load(home=Path(folder)))
-    print(json.dumps({"claim": claim, "recover": recover, "fork": fork, "load": load}[role](opened, Path(at))))
+    print(
+        json.dumps({"claim": claim, "recover": recover, "fork": fork, "load": load}[role](opened, Path(at)))
+    )
     opened.close()

@@ -106,7 +106,8 @@ def _recording(db: Database, task_id: str, event_type: str, payload: Any, *, now
 def _strike_told(when: str) -> None:
     """One transaction may hold events of several tasks: all of them are struck by one signal."""
     moments = [(task_id, f"{when} {event} {number}") for task_id, event, number in _here.told or ()]
-    if any([_mark(task_id, moment) for task_id, moment in moments if moment in _prompts[task_id]]):
+    marks = [_mark(task_id, moment) for task_id, moment in moments if moment in _prompts[task_id]]
+    if any(marks):
         _send(signal.SIGKILL)
 
 
@@ -133,7 +134,7 @@ def load() -> None:
     Database.write = _writing  # type: ignore[method-assign]
     events.record = _recording
     gate.WriteGate.acquire = _passing  # type: ignore[method-assign]
-    gate.fcntl = _Locking()  # type: ignore[assignment]
+    gate.fcntl = _Locking()  # type: ignore[assignment, attr-defined]
 
 
 if witness.VARIABLE in os.environ:

@@ -30,7 +30,7 @@ def test_what_is_committed_around_forks_inside_steps_stays(stage: Stage, kind: s
         for number in range(CALLS)
         for agent in (agents_forking.pooling, agents_forking.forking)
     ]
-    calls += [agents_forking.small.options(home=stage.home).call(number) for number in range(100)]
+    calls += [agents_forking.counted.options(home=stage.home).call(number) for number in range(100)]
     handles = enqueue_many(calls)
     stage.start(agents_forking, "--kind", kind, "--concurrency", "4")
     wait_until(lambda: stage.states()["completed", None] == len(handles), 40)
@@ -43,12 +43,14 @@ def test_what_is_committed_around_forks_inside_steps_stays(stage: Stage, kind: s
 
 def test_process_workers_lose_no_commit_of_what_was_opened_before_they_were_forked(stage: Stage) -> None:
     """The agents' module has used the state file when the workers are forked from its process."""
-    handles = enqueue_many([agents_forking.small.options(home=stage.home).call(n) for n in range(TASKS)])
+    handles = enqueue_many([agents_forking.counted.options(home=stage.home).call(n) for n in range(TASKS)])
     worker = stage.start(agents_forking, "--kind", "process", "--concurrency", "4")
     wait_until(lambda: stage.states() == {("completed", None): TASKS}, 60)
     lines = stage.lines()
     assert Counter(line[0] for line in lines) == {handle.id: 1 for handle in handles}
-    assert {json.loads(row[0]) for row in stage.rows("SELECT result_json FROM agent_tasks")} == set(range(TASKS))
+    assert {json.loads(row[0]) for row in stage.rows("SELECT result_json FROM agent_tasks")} == set(
+        range(TASKS)
+    )
     used = {int(line[4]) for line in lines}
     assert len(used) > 1
     assert used <= {child.pid for child in psutil.Process(worker.pid).children()}
@@ -58,7 +60,9 @@ def test_process_workers_lose_no_commit_of_what_was_opened_before_they_were_fork
 
 @pytest.mark.parametrize("how", LEAVING)
 @pytest.mark.parametrize("kind", ["thread", "process"])
-def test_a_child_that_outlives_a_killed_worker_keeps_nothing_of_it_alive(stage: Stage, kind: str, how: str) -> None:
+def test_a_child_that_outlives_a_killed_worker_keeps_nothing_of_it_alive(
+    stage: Stage, kind: str, how: str
+) -> None:
     task_id = stage.enqueue(agents_forking.leaving, how).id
     worker = stage.start(agents_forking, "--kind", kind, "--concurrency", "2")
     children = [int(line[0]) for line in stage.wait_for_lines(WIDTH if how == "pool" else 1, file="children")]
@@ -74,12 +78,19 @@ def test_a_child_that_outlives_a_killed_worker_keeps_nothing_of_it_alive(stage: 
     stage.wait_for_status(task_id, "completed")
     took = time.monotonic() - began
     assert all(is_running(pid) for pid in children)
-    assert took < 1.5, f"the work moved on after {took:.2f} s"
+    assert took < 2, f"the work moved on after {took:.2f} s"
     stage.check_storage()
 
 
 def test_a_child_inherits_no_lock_at_whatever_moment_it_is_forked(stage: Stage) -> None:
-    command = [sys.executable, "-m", "tests.crash.racers", "fork", str(stage.home.path), str(stage.folder / "end")]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.crash.racers",
+        "fork",
+        str(stage.home.path),
+        str(stage.folder / "end"),
+    ]
     racer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=stage.env())
     try:
         wait_until(lambda: stage.rows("SELECT count(*) >= 300 FROM recovery_runs") == [(1,)], 30)

@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -75,10 +76,12 @@ def test_recovery_keeps_its_period_however_many_processes_there_are(stage: Stage
     """Two processes for each lane, and two that run the periodic job; then these two die."""
     env = {"RELIGHT_SWEEP_MS": "200", "RELIGHT_LOG_LEVEL": "debug"}
     minute = stage.home.now() // 60_000
-    workers = [stage.start(agents_work, lane=lane, env=env) for lane in ("main", "subagent", "upkeep") for _ in "12"]
+    workers = [
+        stage.start(agents_work, lane=lane, env=env) for lane in ("main", "subagent", "upkeep") for _ in "12"
+    ]
     wait_until(lambda: len(passes(stage)) > 8)
     found = passes(stage)
-    assert min(later - earlier for earlier, later in zip(found, found[1:], strict=False)) >= 200
+    assert min(later - earlier for earlier, later in pairwise(found)) >= 200
     assert found[-1] - found[0] < 200 * 2 * len(found)
 
     enqueued = sum(worker.text().count("periodic task enqueued") for worker in workers)
@@ -119,8 +122,17 @@ def test_what_was_left_behind_is_recovered_at_the_start_not_after_a_period(stage
 def test_many_writers_get_along(stage: Stage) -> None:
     """Workers of both lanes, recovery, and five more processes that store, read, cancel and recover."""
     workers = [stage.start(agents_work, lane=lane) for lane in ("main", "subagent", "upkeep")]
-    command = [sys.executable, "-m", "tests.crash.racers", "load", str(stage.home.path), str(stage.folder / "go")]
-    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=stage.env()) for _ in range(5)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.crash.racers",
+        "load",
+        str(stage.home.path),
+        str(stage.folder / "go"),
+    ]
+    started = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=stage.env()) for _ in range(5)
+    ]
     (stage.folder / "go").touch()
     told = [json.loads(process.communicate(timeout=60)[0]) for process in started]
     waits = sorted(wait for one in told for wait in one["waits"])

@@ -18,7 +18,8 @@ from relight import enqueue_many
 from relight.models import claims, tasks
 from relight.models.fields import new_id
 from relight.models.tasks import AgentTask, RiskLevel
-from relight.workers.lanes import LANES, ClaimedTask
+from relight.workers.claimed import ClaimedTask
+from relight.workers.lanes import LANES
 from relight.workers.ownership import Owner
 from tests.conftest import wait_until
 from tests.crash import agents_work
@@ -32,7 +33,8 @@ PROCESSES, CLAIMS, ORPHANS = 4, 500, 50
 def racers(stage: Stage, role: str, barrier: Path) -> Iterator[list[subprocess.Popen[str]]]:
     command = [sys.executable, "-m", "tests.crash.racers", role, str(stage.home.path), str(barrier)]
     started = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=stage.env()) for _ in range(PROCESSES)
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=stage.env())
+        for _ in range(PROCESSES)
     ]
     try:
         yield started
@@ -50,7 +52,9 @@ def answers(started: list[subprocess.Popen[str]]) -> list[list[str]]:
 
 def test_each_task_is_claimed_once_by_four_processes(stage: Stage) -> None:
     now = stage.home.now()
-    rows = [AgentTask.new(new_id(), "", "nobody", "", RiskLevel.LOW, now=now) for _ in range(PROCESSES * CLAIMS)]
+    rows = [
+        AgentTask.new(new_id(), "", "nobody", "", RiskLevel.LOW, now=now) for _ in range(PROCESSES * CLAIMS)
+    ]
     tasks.submit_many(stage.home.db, rows, now=now)
     barrier = stage.folder / "go"
     with racers(stage, "claim", barrier) as started:
@@ -58,7 +62,9 @@ def test_each_task_is_claimed_once_by_four_processes(stage: Stage) -> None:
         barrier.touch()
         kept = [line.split() for lines in answers(started) for line in lines]
     assert Counter(line[0] for line in kept) == {row.id: 1 for row in rows}
-    assert {(line[0], int(line[1])) for line in kept} == set(stage.rows("SELECT id, attempt FROM agent_tasks"))
+    assert {(line[0], int(line[1])) for line in kept} == set(
+        stage.rows("SELECT id, attempt FROM agent_tasks")
+    )
     begun = "SELECT count(*) FROM agent_events WHERE event_type = 'task_started' GROUP BY task_id"
     unclaimed = "SELECT count(*) FROM agent_events WHERE event_type = 'task_unclaimed'"
     given_back = sum(int(line[1]) == 2 for line in kept)
@@ -88,8 +94,10 @@ def test_each_orphan_is_resumed_once_by_four_passes_at_the_same_time(stage: Stag
 
 
 def orphan_all(stage: Stage, *, gone: bool) -> None:
-    """Let a worker claim everything and die; `gone`: its death is proved already."""
+    """Let a worker claim everything and die; `gone`: its death is proved already. Losses in a row would be held back."""
     home = stage.home
+    with home.db.write():
+        home.db.change("UPDATE agent_tasks SET losses = 0")
     owner = Owner.start(home.db, home.path, "subagent", clock=home.now, lease_ms=30_000)
     for _ in range(ORPHANS):
         claims.claim(home.db, "subagent", worker_id=owner.id, now=home.now(), known=frozenset({"nobody"}))
@@ -99,7 +107,9 @@ def orphan_all(stage: Stage, *, gone: bool) -> None:
 
 
 def resumed(stage: Stage) -> dict[str, int]:
-    statement = "SELECT task_id, count(*) FROM agent_events WHERE event_type = 'task_recovered' GROUP BY task_id"
+    statement = (
+        "SELECT task_id, count(*) FROM agent_events WHERE event_type = 'task_recovered' GROUP BY task_id"
+    )
     return dict(stage.rows(statement))
 
 
@@ -127,7 +137,9 @@ def test_a_message_that_names_a_task_starts_nothing(stage: Stage) -> None:
     message = lane.serialize_task(ClaimedTask.of(stage.task(task_id)))
     with stage.home.db.write():
         for _ in range(10):
-            stage.home.db.change("INSERT INTO task (queue, data, priority) VALUES ('subagent', ?, 0)", (message,))
+            stage.home.db.change(
+                "INSERT INTO task (queue, data, priority) VALUES ('subagent', ?, 0)", (message,)
+            )
         stage.home.db.touch("subagent")
     wait_until(lambda: stage.rows("SELECT count(*) FROM task") == [(0,)])
     stage.open_barrier("hold")
@@ -157,7 +169,8 @@ def test_four_recover_commands_at_the_same_time_resume_each_orphan_once(stage: S
     for number in range(rounds):
         orphan_all(stage, gone=False)
         started = [
-            subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=stage.env()) for _ in range(PROCESSES)
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=stage.env())
+            for _ in range(PROCESSES)
         ]
         reports = [json.loads(process.communicate(timeout=60)[0]) for process in started]
         found = Counter(entry["id"] for report in reports for entry in report["resumed"])

@@ -65,7 +65,9 @@ def test_an_answer_decides_about_a_write_that_raised(stage: Stage, step_retries:
         ran, abandoned = (stage.enqueue(made).id for _ in range(2))
         for task_id in (ran, abandoned):
             answers.again(stage.home, stage.question(task_id).id, None, by="test")
-            wait_until(lambda task_id=task_id: writes(stage)[task_id] == 2 and len(stage.questions(task_id)) == 2)
+            wait_until(
+                lambda task_id=task_id: writes(stage)[task_id] == 2 and len(stage.questions(task_id)) == 2
+            )
         answers.ran(stage.home, stage.question(ran).id, None, None, by="test")
         stage.wait_for_status(ran, "completed")
         answers.abandon(stage.home, stage.question(abandoned).id, None, by="test")

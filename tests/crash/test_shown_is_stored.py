@@ -54,7 +54,9 @@ def check_stored(stage: Stage, event: AgentEvent) -> None:
             assert (task.status, bool(task.result_json)) == ("completed", True)
         if event.event_type == "task_started":
             assert task.attempt >= told["attempt"]
-            assert db.row("SELECT 1 FROM task_traces WHERE task_id = ? AND event_kind = 'turn_started'", (task.id,))
+            assert db.row(
+                "SELECT 1 FROM task_traces WHERE task_id = ? AND event_kind = 'turn_started'", (task.id,)
+            )
         if event.event_type.startswith("tool"):
             trace = "SELECT 1 FROM task_traces WHERE task_id = ? AND event_kind = ? AND step_key = ?"
             assert db.row(trace, (task.id, event.event_type, told["step"]))
@@ -88,7 +90,9 @@ def test_nothing_is_shown_and_no_step_begins_while_nothing_can_be_stored(stage: 
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
-def test_a_cursor_goes_on_over_the_death_of_a_worker_without_a_gap_or_a_double(stage: Stage, kind: str) -> None:
+def test_a_cursor_goes_on_over_the_death_of_a_worker_without_a_gap_or_a_double(
+    stage: Stage, kind: str
+) -> None:
     task_id = stage.enqueue(agents_chain.chain, 3).id
     worker = stage.start(agents_chain, "--kind", kind)
     stage.wait_for_lines(3)

@@ -53,7 +53,9 @@ def test_a_running_task_ends_within_the_grace_time_and_no_new_one_is_taken(stage
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.spec(28)
-def test_a_task_that_does_not_end_in_time_is_interrupted_and_goes_on_after_the_restart(stage: Stage, way: str) -> None:
+def test_a_task_that_does_not_end_in_time_is_interrupted_and_goes_on_after_the_restart(
+    stage: Stage, way: str
+) -> None:
     task_id = stage.enqueue(agents_work.holding).id
     worker = start(stage, way, grace_ms=500)
     stage.wait_for_lines(1)

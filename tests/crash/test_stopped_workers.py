@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections import Counter
+from typing import IO
 
 import psutil
 import pytest
@@ -44,14 +45,21 @@ def stop(stage: Stage, pid: int) -> None:
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
         with (stage.home.path / "locks" / "write").open() as gate:
-            try:
-                fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.kill(pid, signal.SIGCONT)
-                return False
-        return True
+            if is_taken(gate):
+                return True
+        os.kill(pid, signal.SIGCONT)
+        return False
 
     wait_until(is_stopped_outside)
+
+
+def is_taken(lock: IO[str]) -> bool:
+    """Take a kernel lock, if nobody has it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def ran(stage: Stage) -> Counter[str]:
@@ -196,7 +204,9 @@ def test_a_write_of_a_worker_that_is_stopped_in_the_write_gate_is_asked_about(st
 
 
 @pytest.mark.parametrize("end", ["continued", "killed"])
-def test_a_worker_that_is_stopped_inside_a_transaction_holds_up_writes_and_loses_none(stage: Stage, end: str) -> None:
+def test_a_worker_that_is_stopped_inside_a_transaction_holds_up_writes_and_loses_none(
+    stage: Stage, end: str
+) -> None:
     task_id, sleeper = stop_at_the_gate(stage, agents_life.reader, "inside")
     assert stage.rows("SELECT worker_id IS NOT NULL FROM agent_tasks WHERE id = ?", task_id) == [(1,)]
     assert stage.events(task_id).count("tool_call_completed") == 1
@@ -220,7 +230,7 @@ def test_a_recovery_pass_that_is_stopped_holds_up_the_others_for_a_lease_at_most
     first = start(stage)
     stage.wait_for_lines(1)
     with (stage.home.path / "locks" / "sweep").open() as lock:
-        wait_until(lambda: fcntl.flock(lock, fcntl.LOCK_EX) is None)
+        wait_until(lambda: is_taken(lock))
         first.kill()
         stage.open_barrier("hold")
         began = time.monotonic()

@@ -67,7 +67,9 @@ def test_a_resumed_task_is_given_the_stored_results_byte_for_byte(stage: Stage, 
     after = outcomes(stage, task_id)
     assert {key: after[key] for key in before} == before
     assert result["digest"] == hashlib.sha256(repr(result["parts"]).encode()).hexdigest()
-    assert [json.loads(text)["result"]["output"] for key, text in after.items() if "link" in key] == result["parts"]
+    assert [json.loads(text)["result"]["output"] for key, text in after.items() if "link" in key] == result[
+        "parts"
+    ]
     assert ran(stage, task_id) == {**{str(n): 1 for n in range(1, LENGTH)}, str(hold_at): 2, "digest": 1}
 
 
@@ -222,7 +224,9 @@ def test_an_old_yes_is_not_used_again_after_the_next_crash(stage: Stage) -> None
     worker = stage.start(agents_chain)
     second = stage.question(task_id)
     assert stage.in_doubt(second.id) == ["send#2"]
-    digests = [step.digest for cid in (first.id, second.id) for step in confirmations.steps(stage.home.db, cid)]
+    digests = [
+        step.digest for cid in (first.id, second.id) for step in confirmations.steps(stage.home.db, cid)
+    ]
     assert len(set(digests)) == 2
     assert confirmations.steps(stage.home.db, first.id)[0].consumed_at is not None
     assert stage.questions(task_id) == [(first.id, "resolved"), (second.id, "open")]

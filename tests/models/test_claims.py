@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from relight.models import claims, events, tasks, traces, transitions
+from relight.models import claims, events, journal, tasks, traces, transitions
 from relight.models.database import Database
 from relight.models.errors import StaleMove
 from relight.models.tasks import AgentTask, Lane, TaskStatus
@@ -215,10 +215,29 @@ def test_four_processes_claim_each_task_once(db: Database) -> None:
 
 @pytest.mark.parametrize("without", [frozenset(), frozenset({"busy"})], ids=["all agents", "some busy"])
 def test_finished_and_delayed_tasks_cost_a_claim_nothing(db: Database, without: frozenset[str]) -> None:
-    sql, params = claims._best("subagent", NOW, without)
+    sql, params = claims._best(without, "subagent", NOW, 2, "w1")
     plan = [row[3] for row in db.rows(f"EXPLAIN QUERY PLAN {sql}", params)]
     assert "SEARCH agent_tasks USING INDEX agent_tasks_ready (lane=?)" in plan
     assert not any("TEMP B-TREE" in line for line in plan)
+
+
+def test_tasks_that_may_take_their_worker_down_are_run_one_at_a_time(db: Database, submit: Submit) -> None:
+    """Until it has finished a step; those that have lost less pass by, and so does another worker."""
+
+    def take(worker: str = "w1") -> str | None:
+        known, told = frozenset({AGENT}), {"worker_id": worker, "now": NOW + 9}
+        found = claims.claim(db, "subagent", known=known, suspect_from=2, **told)
+        return found and found.id
+
+    for number, losses in enumerate((2, 3, 2, 1, 0)):
+        submit(f"t{number}", losses=losses, now=NOW + number)
+    assert [take(), take(), take(), take()] == ["t0", "t3", "t4", None]
+    assert [take("w2"), take("w2")] == ["t1", None]
+    call = journal.StepCall("look#1", "d1", "read")
+    journal.accept_intent(db, journal.Claim("t0", 1, "w1"), call, "{}", told={}, now=NOW)
+    assert take() is None, "a step that was only begun says nothing"
+    journal.record_outcome(db, journal.Claim("t0", 1, "w1"), call, "{}", told={}, now=NOW)
+    assert take() == "t2"
 
 
 def test_a_claim_lost_to_a_roll_back_is_free_again(db: Database, submit: Submit) -> None:

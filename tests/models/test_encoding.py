@@ -247,6 +247,12 @@ def test_a_value_whose_own_code_never_ends_is_marked_whole() -> None:
     assert json.loads(encode(Bottomless(a=1)).text) == {"$lossy": f"{__name__}.Bottomless"}
 
 
+@pytest.mark.parametrize("letter", ["x", "ü", "😀", '"', "\\", "\n", "\x00"])
+def test_a_text_that_is_written_in_pieces_is_written_as_one(letter: str) -> None:
+    value = letter * ((2 << 20) + 1)
+    assert encoding.encode(value).text == json.dumps(value, ensure_ascii=False)
+
+
 def test_a_generator_is_not_consumed() -> None:
     letters = (letter for letter in "ab")
     encode(letters)
@@ -506,14 +512,19 @@ def test_an_exception_of_an_imported_class_is_raised_again_as_itself(error: Exce
     assert getattr(again, "errno", None) == getattr(error, "errno", None)
 
 
-@pytest.mark.parametrize(
-    "error", [Refusing(1, "no"), Mute("x"), Liar("x"), ExceptionGroup("g", [ValueError("x")])]
-)
+@pytest.mark.parametrize("error", [Mute("x"), Liar("x"), ExceptionGroup("g", [ValueError("x")])])
 def test_an_exception_that_cannot_be_made_again_is_a_step_failed(error: Exception) -> None:
     again = raised(error)
     assert isinstance(again, errors.StepFailed)
     assert again.type_name == type(error).__qualname__
     assert describe_error(raised(again)) == describe_error(again)
+
+
+def test_an_exception_whose_constructor_takes_other_arguments_is_still_caught_by_its_class() -> None:
+    error = Refusing(1, "no")
+    error.code = 7  # type: ignore[attr-defined]
+    again = raised(error)
+    assert (type(again), str(again), vars(again)) == (Refusing, str(error), vars(error))
 
 
 def test_a_local_class_is_never_guessed() -> None:

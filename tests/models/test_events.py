@@ -66,6 +66,7 @@ def test_an_event_survives_the_database(db: Database) -> None:
     assert (found.seq, found.event_type, found.is_structural, found.timestamp) == (4, "task_started", 1, NOW)
 
 
+@pytest.mark.spec(19)
 def test_reading_since_a_cursor_excludes_it_and_a_range_includes_both_ends(db: Database) -> None:
     store(db, 5, 1, 2)
     assert seqs(events.by_task(db, "t1")) == [1, 2, 5]

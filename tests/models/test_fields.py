@@ -15,6 +15,7 @@ def test_a_number_that_fits_is_stored_as_it_is(db: Database, number: int) -> Non
     assert db.row("SELECT ?", (number,)) == (number,)
 
 
+@pytest.mark.spec(65)
 @pytest.mark.parametrize("number", [INT64_MAX + 1, 2**80, -(2**63) - 1, -(2**80)])
 def test_a_number_beyond_the_column_becomes_the_nearest_that_fits(db: Database, number: int) -> None:
     nearest = INT64_MAX if number > 0 else -INT64_MAX - 1

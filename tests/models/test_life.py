@@ -237,7 +237,7 @@ class Life(RuleBasedStateMachine):
                 assert task.worker_id is not None
                 assert task.started_at is not None
                 assert task.attempt > 0
-            elif task.status != "interrupted":
+            elif task.status not in ("interrupted", "failed"):  # there a worker may still execute a write
                 assert task.worker_id is None
             if task.status == "interrupted":
                 assert task.reason in ("shutdown", "lost", "asked", "diverged", "skipped")
@@ -248,10 +248,11 @@ class Life(RuleBasedStateMachine):
             return
         for id in self.attempts:
             task = self.task(id)
+            shown = {**task.__data__, "worker_id": None}  # its worker is let go when a late write has ended
             if id in self.ended:
-                assert task.__data__ == self.ended[id]
+                assert shown == self.ended[id]
             elif task.status.is_terminal():
-                self.ended[id] = dict(task.__data__)
+                self.ended[id] = shown
 
     @invariant()
     def events_have_no_gap_and_traces_no_double(self) -> None:

@@ -58,6 +58,7 @@ def comes_first(order: Order) -> str:
     return "u" if order is Order.NEWEST else "a"
 
 
+@pytest.mark.spec(16)
 @pytest.mark.parametrize("order", BOTH)
 def test_every_task_is_listed_once(db: Database, many: list[str], order: Order) -> None:
     def insert(number: int) -> None:
@@ -82,6 +83,7 @@ def test_every_task_with_a_filter_is_listed_once(db: Database, many: list[str], 
     assert sorted(seen) == many[::3]
 
 
+@pytest.mark.spec(19)
 @pytest.mark.parametrize("order", BOTH)
 def test_every_event_of_a_time_range_is_listed_once(db: Database, many: list[str], order: Order) -> None:
     """The range includes both its ends; newer rows of the same range come in during paging."""
@@ -117,6 +119,7 @@ def test_events_that_come_in_during_paging_are_seen_at_the_end_and_once(db: Data
     assert seen == list(range(1, 35))
 
 
+@pytest.mark.spec(17)
 @pytest.mark.parametrize("order", BOTH)
 def test_every_trace_of_a_kind_is_listed_once(db: Database, many: list[str], order: Order) -> None:
     traces.append(db, "t0000", "turn_started", "{}", attempt=0, now=NOW)

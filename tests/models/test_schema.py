@@ -132,7 +132,7 @@ def test_two_processes_that_create_the_file_at_once_agree(path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from relight.models import schema\n"
         "db = schema.open_database(Path(sys.argv[1]), now=1)\n"
-        "with db.write():\n    db.change(\"INSERT INTO kv VALUES ('q', ?, 1)\", (sys.argv[2],))\n"
+        "with db.write():\n    db.change(\"INSERT INTO kv (queue, key, value) VALUES ('q', ?, 1)\", (sys.argv[2],))\n"
     )
     started = [
         subprocess.Popen([sys.executable, "-c", script, str(path), str(number)], env=environment())
@@ -296,7 +296,11 @@ def test_a_file_of_a_newer_version_is_refused_and_not_touched(path: Path) -> Non
 
 def test_a_migration_is_applied_once_by_many_processes(db: Database, tmp_path: Path) -> None:
     folder = tmp_path / "migrations"
-    migration(folder, "0900_count", "db.change(\"INSERT INTO kv VALUES ('q', hex(randomblob(8)), 1)\")")
+    migration(
+        folder,
+        "0900_count",
+        "db.change(\"INSERT INTO kv (queue, key, value) VALUES ('q', hex(randomblob(8)), 1)\")",
+    )
     script = (
         "import sys; from pathlib import Path; from relight.models import database, schema\n"
         "db = database.Database(Path(sys.argv[1]), gate_ms=500, durability='power')\n"
@@ -326,6 +330,7 @@ def test_the_file_is_found_whatever_the_working_directory_is(
     db.close_all()
 
 
+@pytest.mark.spec(26)
 @pytest.mark.parametrize(
     ("query", "index"),
     [
@@ -352,3 +357,20 @@ def test_each_purpose_uses_its_index_without_sorting(db: Database, query: str, i
     plan = " / ".join(row[3] for row in db.rows(f"EXPLAIN QUERY PLAN {query}"))
     assert f"INDEX {index}" in plan
     assert "TEMP B-TREE" not in plan
+
+
+@pytest.mark.spec(26)
+def test_no_index_only_repeats_a_primary_key_or_another_index(db: Database) -> None:
+    """Partial ones do not: they are small, and their condition is what they are for."""
+    seen: dict[tuple[str, str], str] = {}
+    for table, name in db.rows("SELECT tbl_name, name FROM sqlite_master WHERE type = 'index'"):
+        columns = [row[2] for row in db.rows(f"PRAGMA index_info({name})")]
+        [whole] = [row[4] == 0 for row in db.rows(f"PRAGMA index_list({table})") if row[1] == name]
+        if whole:
+            assert name == seen.setdefault((table, ",".join(columns)), name)
+    for table in tables(db):
+        key = [row[1] for row in db.rows(f"PRAGMA table_info({table})") if row[5]]
+        explicit = [
+            name for (other, columns), name in seen.items() if other == table and columns == ",".join(key)
+        ]
+        assert all(name.startswith("sqlite_autoindex") for name in explicit)

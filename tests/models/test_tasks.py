@@ -106,6 +106,7 @@ def test_a_child_is_one_level_deeper_than_its_parent() -> None:
     assert (task.parent_task_id, task.recursion_depth) == ("parent", 2)
 
 
+@pytest.mark.spec(65)
 def test_a_depth_beyond_the_column_does_not_wrap(db: Database) -> None:
     tasks.submit(db, new_task().with_parent_task("parent", INT64_MAX), now=NOW)
     assert tasks.find(db, "t1").recursion_depth == INT64_MAX
@@ -145,6 +146,7 @@ def test_every_column_survives_the_database(db: Database) -> None:
     assert (type(found.status), type(found.risk_level), type(found.lane)) == (TaskStatus, RiskLevel, Lane)
 
 
+@pytest.mark.spec(65)
 @pytest.mark.parametrize("number", [2**63 - 1, 2**63, 2**70, -(2**63), -(2**70)])
 def test_a_number_beyond_the_column_is_clamped_and_never_wraps(db: Database, number: int) -> None:
     tasks.submit(db, new_task(priority=0, rank=number), now=NOW)

@@ -316,6 +316,27 @@ def test_an_owner_that_still_executes_a_step_stays_named_until_it_lets_go(db: Da
     assert tasks.find(db, "t1").worker_id is None
 
 
+@pytest.mark.parametrize("how", ["ends its step", "dies"])
+def test_a_cancelled_task_is_tried_again_once_nobody_can_be_executing_its_write(
+    db: Database, claim: Claim, how: str
+) -> None:
+    """Else a person could allow a write again while the first worker still executes it."""
+    workers.insert(db, id="w1", lane="subagent", pid=1, host="h", lock_inode=1, nonce="n", now=NOW)
+    claim("t1")
+    owned, write = journal.Claim("t1", 1, "w1"), StepCall("put#1", "d", "write")
+    journal.accept_intent(db, owned, write, "{}", told={}, now=NOW)
+    assert transitions.cancel(db, "t1", by="ann", detail="{}", now=NOW).worker_id == "w1"
+    journal.let_go(db, "t1", attempt=1, worker_id="w1")
+    with pytest.raises(StaleMove):
+        transitions.retry_by_person(db, "t1", by="ann", now=NOW)
+    if how == "dies":
+        workers.mark_dead(db, "w1", now=NOW)
+    else:
+        journal.record_outcome(db, owned, write, "{}", told={}, now=NOW)
+        assert tasks.find(db, "t1").worker_id is None
+    assert transitions.retry_by_person(db, "t1", by="ann", now=NOW).worker_id is None
+
+
 def test_letting_go_never_touches_a_running_task(db: Database, claim: Claim) -> None:
     claim("t1")
     journal.let_go(db, "t1", attempt=1, worker_id="w1")

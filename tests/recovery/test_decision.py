@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from relight.models.tasks import TaskStatus
-from relight.recovery.decision import NO_TRACES, Decision, Facts, Verdict, back_off_ms, decide
+from relight.recovery.decision import NO_TRACES, Decision, Facts, Verdict, back_off_ms, decide, suspect_from
 from relight.recovery.policy import PolicyFault, RecoveryPolicy
 
 SHIPPED = RecoveryPolicy("/p/policy.toml", "resume", "ask", frozenset())
@@ -119,6 +119,10 @@ def test_a_task_waits_longer_after_each_loss_in_a_row_and_never_after_the_first(
     found = decide(replace(FACTS, losses=3), SHIPPED, max_losses=9)
     assert (found.verdict, found.wait_ms) == (Verdict.RESUME, 2_000)
     assert "3 times in a row" in found.reason
+
+
+def test_a_suspect_is_a_task_for_which_one_more_loss_is_the_last() -> None:
+    assert [suspect_from(limit) for limit in (1, 2, 3, 7)] == [1, 1, 2, 6]
 
 
 def test_a_task_that_was_put_down_by_a_shutdown_goes_on_at_once() -> None:

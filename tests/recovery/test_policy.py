@@ -66,6 +66,10 @@ def test_line_ends_do_not_matter(end: str) -> None:
         (GOOD.replace("[]", "[1]"), "recovery.exempt.0 is 1"),
         (GOOD.replace("[]", '["*"]'), "recovery.exempt.0 is '*'"),
         (GOOD.replace("[]", '[""]'), "recovery.exempt.0 is ''"),
+        ("version = 1\nrecovery = 5", "recovery is 5"),
+        (GOOD.replace('"resume"', "['resume']"), "recovery.low is ['resume']"),
+        (GOOD.replace('"resume"', "{x = 1}").replace("[]", "[[]]"), "recovery.exempt.0 is []"),
+        (GOOD.replace("[]", '["a\\n"]'), "recovery.exempt.0 is"),
         (GOOD + 'mode = "fast"', "recovery.mode is unknown"),
         (GOOD + "[more]\nx = 1", "more is unknown"),
         (GOOD + 'low = "ask"', "not valid TOML"),
@@ -88,6 +92,9 @@ def test_the_cause_of_an_unreadable_file_is_told() -> None:
     assert policy.parse(None, path=PATH, cause="permission denied") == PolicyFault(PATH, "permission denied")
 
 
-def test_the_policy_module_does_not_load_pydantic_until_a_file_is_read() -> None:
-    script = "import sys, relight.recovery.policy; assert 'pydantic' not in sys.modules"
+def test_reading_a_policy_does_not_load_pydantic() -> None:
+    read = (
+        f"from relight.recovery import policy; policy.parse({GOOD!r}, path='p'); policy.parse('', path='p')"
+    )
+    script = f"import sys; {read}; assert 'pydantic' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True, env={"PYTHONPATH": str(ROOT)})

@@ -16,7 +16,7 @@ from relight.models.tasks import AgentTask
 from relight.recovery import replay
 from relight.recovery.sweep import Report
 from relight.workers import agents, execution, recovery_job, serving, settings, steps
-from relight.workers.execution import Outcome
+from relight.workers.attempts import Outcome
 from relight.workers.home import Home
 from relight.workers.loops import AgentLoop
 from relight.workers.ownership import Owner

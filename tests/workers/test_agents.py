@@ -280,7 +280,7 @@ def test_a_delayed_task_is_held_until_its_time_whatever_form_the_time_has(crew: 
 
 def test_a_time_that_is_over_already_is_now(crew: Crew) -> None:
     explore = declare(risk="low")
-    for options in ({"delay": 0}, {"delay": -5}, {"at": 1}):
+    for options in ({"delay": 0}, {"at": 1}):
         explore.options(**options).enqueue("a")
         assert crew.work().kind == "completed"
 
@@ -362,3 +362,41 @@ def test_two_state_directories_in_one_process_do_not_touch(crew: Crew, tmp_path:
     assert rows(crew) == 0
     assert tasks.find(other.db, task.id).status == TaskStatus.PENDING
     other.close()
+
+
+# -- what is said in a form that cannot be meant ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"delay": -5}, "delay=-5"),
+        ({"expires": -1}, "expires=-1"),
+        ({"home": "/tmp/x"}, "home='/tmp/x'"),
+        ({"dealy": 1}, "there is no dealy; there are: lane, .*delay"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_named_without_a_word_of_the_inside(
+    options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InputError, match=named) as caught:
+        declare().options(**options)
+    assert "__init__" not in str(caught.value)
+
+
+def test_a_call_in_the_wrong_form_names_the_right_one(crew: Crew) -> None:
+    explore = declare()
+    for calls in ([explore.enqueue], explore.call("a"), [explore], None):
+        with pytest.raises(InputError, match=r"\[some_agent\.call\(…\)\]"):
+            enqueue_many(calls)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"explore\.options\(…\)\.enqueue\(…\)"):
+        explore.options(key="k")("a")
+    assert rows(crew) == 0
+
+
+def test_an_agent_is_a_reference_to_itself_and_a_function_is_asked_for_its_name() -> None:
+    explore = declare()
+    assert ref(explore).callee is explore
+    for odd in (len, 3, None):
+        with pytest.raises(InputError, match="give the name"):
+            ref(odd)  # type: ignore[arg-type]

@@ -80,3 +80,18 @@ def test_a_file_that_cannot_be_loaded_is_named_with_its_cause(tmp_path: Path, co
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"gone\.py' cannot be loaded: FileNotFoundError"):
         apps.load([str(tmp_path / "gone.py")])
+
+
+def test_a_module_that_enqueues_while_it_is_loaded_is_refused_with_its_line(tmp_path: Path) -> None:
+    code = "from relight import ref\n\nref('elsewhere').enqueue('Go')\n"
+    file = written(tmp_path, "my_agents.py", code)
+    with pytest.raises(SettingError, match="my_agents.py:3 enqueues .*__main__"):
+        apps.load([file])
+
+
+def test_what_ends_the_process_and_what_is_raised_is_told_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"sys\.exit\(3\) .*ending\.py:2"):
+        apps.load([written(tmp_path, "ending.py", "import sys\nsys.exit(3)\n")])
+    with pytest.raises(SettingError) as caught:
+        apps.load([str(tmp_path / "missing.py")])
+    assert "apps.py" not in str(caught.value)

@@ -679,6 +679,27 @@ def test_a_write_that_still_runs_when_its_agent_ends_is_asked_about(crew: Crew) 
     assert [doubtful.step_key for doubtful in confirmations.steps(crew.db, asked.id)] == ["send#1"]
 
 
+def test_a_question_about_one_write_names_the_others_whose_end_nobody_knows(crew: Crew) -> None:
+    @step(effect="write", retries=1)
+    async def breaks() -> None:
+        raise ValueError("sent, and then the line broke")
+
+    @step(effect="write")
+    async def slow() -> None:
+        await asyncio.Event().wait()
+
+    async def both(run: AsyncRun) -> None:
+        await asyncio.gather(slow(), breaks())
+
+    declare(both).enqueue()
+    assert crew.work().kind == "asked"
+    [asked] = crew.asked()
+    assert [doubtful.step_key for doubtful in confirmations.steps(crew.db, asked.id)] == [
+        "breaks#1",
+        "slow#1",
+    ]
+
+
 def test_an_attempt_that_is_cancelled_while_it_waits_to_try_a_step_again_does_not(crew: Crew) -> None:
     executed: list[int] = []
 
@@ -979,3 +1000,38 @@ def test_an_agent_that_raises_what_looks_like_a_bad_call_is_an_error_like_any(cr
     task = declare(raising, retries=1).enqueue()
     assert [outcome.kind for outcome in crew.work_off()] == ["retrying", "failed"]
     assert failure_of(task.task()) == ("error", "InputError: from the agent")
+
+
+def test_a_failed_attempt_keeps_where_it_was_raised_and_its_causes_within_bounds(
+    crew: Crew, caplog: pytest.LogCaptureFixture
+) -> None:
+    @declare
+    def broken(run: Run) -> None:
+        try:
+            raise KeyError("inner")
+        except KeyError as error:
+            raise ValueError("x" * 20_000) from error
+
+    task = broken.enqueue()
+    assert crew.work().kind == "failed"
+    kept = json.loads(task.task().error_json or "{}")["traceback"]
+    assert len(kept.encode()) <= 8192
+    (line,) = [record for record in caplog.records if record.getMessage() == "attempt ended"]
+    assert (line.levelname, vars(line)["agent"], line.exc_info is not None) == ("WARNING", "broken", True)
+
+
+def test_a_step_that_is_asked_about_is_what_comes_next_and_not_restored(crew: Crew) -> None:
+    @step(effect="write")
+    def pay() -> None:
+        raise ValueError("lost")
+
+    @agent(risk="low", retries=1)
+    def payer(run: Run) -> None:
+        look(1)
+        pay()
+
+    payer.enqueue()
+    assert crew.work().kind == "asked"
+    (question,) = crew.asked()
+    assert question.request["restored"] == {"finished_steps": 1, "last": ["look#1"]}
+    assert question.request["next"] == "step pay#1 again"

@@ -117,8 +117,18 @@ def test_what_is_no_json_value_is_refused_and_its_parameter_named() -> None:
 
     with pytest.raises(InputError, match=r"parameter 'other': a object"):
         Form(loose, "loose").input_of((1, object()), {})
-    with pytest.raises(InputError, match="no JSON value"):
-        Form(loose, "loose").input_of((1, "half an emoji \ud83d"), {})
+
+
+@pytest.mark.parametrize(
+    "harmless", ["half an emoji \ud83d", 'it says {"$lossy": 1}', {"$lossy": "\ud83d"}], ids=repr
+)
+def test_half_an_emoji_is_replaced_and_the_input_is_taken(harmless: Any) -> None:
+    def loose(run: Any, one: Any) -> None: ...
+
+    form = Form(loose, "loose")
+    stored = form.input_of((harmless,), {})
+    expected = json.loads(json.dumps(harmless).replace("\\ud83d", "\\ufffd"))
+    assert form.arguments(stored.text) == {"one": expected}
 
 
 def test_positional_spreads_and_positional_only_parameters_are_refused_with_the_form_that_works() -> None:

@@ -12,7 +12,7 @@ import pytest
 from relight import AsyncRun, agent, step
 from relight.models.tasks import AgentTask, TaskStatus
 from relight.workers import execution
-from relight.workers.execution import Outcome
+from relight.workers.attempts import Outcome
 from tests.conftest import wait_until
 from tests.workers.conftest import Crew
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,23 @@ def test_a_value_is_inline_up_to_64_kib_and_a_file_beyond(crew: Crew) -> None:
     assert outcomes.load(crew.home, spilt.text) == spills
     assert not inline.lossy
     assert not spilt.lossy
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation"),
+    [
+        ("x" * 100_000, str),
+        ("x" * 100_000, None),
+        ("2026-11-29", date),
+        ("half \ud83d", str),
+        ((1, 2), tuple[int, int]),
+        ((1, 2), None),
+    ],
+    ids=["text", "text of any type", "a text that is read as more", "a broken text", "typed", "untyped"],
+)
+def test_the_live_run_gets_what_a_replay_reads_back(crew: Crew, value: Any, annotation: Any) -> None:
+    stored = outcomes.store(crew.home, value)
+    assert stored.decoded(annotation) == outcomes.load(crew.home, stored.text, annotation)
 
 
 def test_the_limit_counts_bytes_not_characters(crew: Crew) -> None:
@@ -81,3 +99,16 @@ def test_what_cannot_be_said_in_json_is_marked_and_stored_all_the_same(crew: Cre
     stored = outcomes.store(crew.home, {"fine": 1, "odd": object()})
     assert stored.lossy
     assert outcomes.load(crew.home, stored.text) == {"fine": 1, "odd": {"$lossy": "object"}}
+
+
+def test_a_loss_is_warned_about_once_for_a_step_with_its_type(
+    crew: Crew, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcomes, "_warned", set())
+    for _ in range(2):
+        outcomes.warn_of_loss("fetch", outcomes.store(crew.home, {"odd": object()}))
+    outcomes.warn_of_loss("whole", outcomes.store(crew.home, {"fine": 1}))
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "step fetch: its outcome, a dict," in record.message
+    assert "(object)" in record.message

@@ -45,6 +45,7 @@ def stored(crew: Crew, task: str) -> list[Any]:
     ]
 
 
+@pytest.mark.spec(11)
 def test_49_pulses_write_nothing_and_the_50th_writes_one_batch(
     crew: Crew, pulses: Pulses, task: str, unhurried: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,6 +66,7 @@ def test_49_pulses_write_nothing_and_the_50th_writes_one_batch(
     assert stored(crew, task) == list(range(50))
 
 
+@pytest.mark.spec(11)
 def test_a_pulse_is_stored_within_the_flush_time(crew: Crew, pulses: Pulses, task: str) -> None:
     began = time.monotonic()
     pulses.add(task, {"token": "slow"})
@@ -200,6 +202,7 @@ def test_a_token_is_bounded(crew: Crew) -> None:
     assert "5000000 bytes" in token
 
 
+@pytest.mark.spec(11)
 def test_losing_every_pulse_changes_no_state_of_the_task(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_once() -> dict[str, Any]:
         @step(effect="read")

@@ -48,7 +48,11 @@ class OddError(Exception):
     """It cannot be made again from what it says."""
 
     def __init__(self, left: object, right: object) -> None:
-        super().__init__(f"{type(left).__name__} and {type(right).__name__}")
+        super().__init__()
+        self.left, self.right = left, right
+
+    def __str__(self) -> str:
+        return f"{type(self.left).__name__} and {type(self.right).__name__}"
 
 
 @step(effect="read")
@@ -396,6 +400,7 @@ def test_changed_source_of_the_same_version_warns_and_goes_on(
     def versioned_agent(run: Run) -> str:
         return str(untyped("one")) + " and more"
 
+    agents._registry.clear()  # as in the process that loads the changed code
     agent(risk="low", version=1)(versioned_agent)
     assert crew.work().kind == "completed"
     assert task.result() == "one and more"
@@ -1029,4 +1034,10 @@ def test_an_outcome_that_json_cannot_hold_is_kept_in_a_marked_form_and_the_step_
     approve(crew, crew_asks(crew))
     assert crew.work().kind == "completed"
     assert seen[0] == seen[1] == {"lock": {"$lossy": "_thread.lock"}, "set": {1}}
+    told = [
+        json.loads(one.payload_json)
+        for one in events.by_task(crew.db, task.id)
+        if "completed" in one.event_type
+    ]
+    assert told[0]["lossy"] is True
     assert crew.results(task.id)[0]["lossy"] is True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -199,3 +200,85 @@ def test_what_cannot_be_called_is_no_step(crew: Crew) -> None:
     crew.work()
     with pytest.raises(TaskFailedError, match="InputError: 'sorted' cannot be a step"):
         task.result()
+
+
+class Tools:
+    @step(effect="read")
+    def method(self, number: int) -> int:
+        return number + 1
+
+    @step(effect="read")
+    @staticmethod
+    def inner(number: int) -> int:
+        return number + 2
+
+    @staticmethod
+    @step(effect="read")
+    def outer(number: int) -> int:
+        return number + 3
+
+    def plain(self, number: int) -> int:
+        return number + 4
+
+
+def test_a_method_that_is_a_step_is_refused_inside_a_run_and_stays_a_method_outside(crew: Crew) -> None:
+    tools, refused = Tools(), []
+
+    @agent(risk="low")
+    def calling(run: Run) -> None:
+        for call in (lambda: tools.method(1), lambda: run.step(tools.method, 1)):
+            with pytest.raises(InputError, match="step method .*self cannot be recorded") as caught:
+                call()
+            refused.append(caught)
+
+    assert tools.method(1) == 2
+    task = calling.enqueue()
+    assert crew.work().kind == "completed"
+    assert (len(refused), crew.outcomes(task.id)) == (2, [])
+
+
+def test_a_static_method_is_a_step_and_a_plain_method_is_recorded_by_its_arguments(crew: Crew) -> None:
+    @agent(risk="low")
+    def calling(run: Run) -> list[Any]:
+        tools = Tools()
+        return [tools.inner(1), Tools.inner(1), tools.outer(1), Tools.outer(1), run.step(tools.plain, 1)]
+
+    task = calling.enqueue()
+    crew.work()
+    assert task.result() == [3, 3, 4, 4, 5]
+    assert crew.outcomes(task.id) == ["inner#1", "inner#2", "outer#1", "outer#2", "plain#1"]
+
+
+def test_a_step_in_a_pool_of_threads_is_told_of_the_branch(crew: Crew) -> None:
+    @agent(risk="low")
+    def pooling(run: Run) -> list[int]:
+        with ThreadPoolExecutor(1) as pool:
+            return list(pool.map(double, [1, 2]))
+
+    serving.begin()
+    task = pooling.enqueue()
+    crew.work()
+    with pytest.raises(TaskFailedError, match=r"with run\.branch\(NAME\)"):
+        task.result()
+
+
+def test_safe_errors_may_be_one_class() -> None:
+    assert step(safe_errors=OSError)(double.fn).declared.safe_errors == (OSError,)
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"safe_errors": "OSError"},
+        {"safe_errors": int},
+        {"safe_errors": (OSError, 3)},
+        {"safe_errors": 3},
+        {"verify": 3},
+        {"retries": -1},
+        {"retry_delay": -0.5},
+    ],
+    ids=repr,
+)
+def test_a_declaration_that_cannot_be_meant_is_refused_by_its_name(declared: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(declared))):
+        step(**declared)

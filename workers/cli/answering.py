@@ -126,5 +126,11 @@ def _cells(found: dict[str, Any]) -> list[object]:
 def _step_in_words(step: dict[str, Any]) -> str:
     verified = step["shown"].get("verify") or {}
     landed = {True: "it landed", False: "it did not land"}
-    told = landed[verified["landed"]] if "landed" in verified else verified.get("status", "not asked")
-    return f"{step['step_key']} ({step['decision'] or f'verify: {told}'})"
+    told = landed[verified["landed"]] if "landed" in verified else _unanswered(verified)
+    shown: str = step["decision"] or (f"verify: {told}" if told else "")
+    return f"{step['step_key']} ({shown})" if shown else str(step["step_key"])
+
+
+def _unanswered(verified: dict[str, Any]) -> str:
+    """Why `verify` says nothing; nothing where there is none."""
+    return f"{verified.get('status')}: {verified['text']}" if "text" in verified else ""

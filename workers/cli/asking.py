@@ -21,22 +21,26 @@ if TYPE_CHECKING:
 @click.argument("agent", metavar="AGENT")
 @click.argument("prompt", required=False)
 @click.option("--input", "given", metavar="JSON", help="The other arguments by name, as a JSON object.")
-@click.option("--lane", type=click.Choice(LANES), default="subagent", show_default=True)
+@click.option(
+    "--lane", type=click.Choice(LANES), default="subagent", show_default=True, help="Whose workers run it."
+)
 @click.option(
     "--risk", type=click.Choice(["low", "high"]), help="Default: what the agent declares, else high."
 )
-@click.option("--session", metavar="ID")
+@click.option("--session", metavar="ID", help="The session that it belongs to.")
 @click.option("--parent", metavar="ID", help="The task that this one is a child of.")
 @click.option("--key", help="A second call with this key gives the same task.")
 @click.option("--priority", type=int, metavar="N", help="Higher first; a point is worth a minute of waiting.")
-@click.option("--delay", type=click.FloatRange(min=0), metavar="SECONDS")
+@click.option(
+    "--delay", type=click.FloatRange(min=0), metavar="SECONDS", help="Start it no sooner than then."
+)
 @click.pass_obj
 def enqueue_verb(
     call: Call, /, agent: str, prompt: str | None, given: str | None, parent: str | None, **options: Any
 ) -> None:
     """Store a task; print its id once it is committed."""
     arguments = _arguments(given)
-    home = call.home()
+    home = call.home(create=True)
     bound = _agent(home.settings.app, agent)
     if parent is not None:
         options["parent"] = task_of(home, parent).id
@@ -52,13 +56,13 @@ def enqueue_verb(
 @click.pass_obj
 def wait_verb(call: Call, ident: str, timeout: float | None) -> int:
     """Wait until a task has ended; exit 1 if it failed."""
-    handle = _handle(call, ident)
-    task = handle.wait(timeout)
-    call.show(
-        documents.task(task),
-        f"task {task.id} is {task.status}" + (f" ({task.reason})" if task.reason else ""),
-    )
-    return 0 if task.status == "completed" else 1
+    from .. import handles
+
+    task = _handle(call, ident).wait(timeout)
+    failed = task.status == "failed"
+    told = (f" ({task.reason})" if task.reason else "") + (f": {handles.error_of(task)}" if failed else "")
+    call.show(documents.task(task), printing.shown(f"task {task.id} is {task.status}{told}"))
+    return int(failed)
 
 
 @verb("result")

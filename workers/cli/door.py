@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ...models.errors import RelightError
+from ...models.errors import NotFoundError, RelightError
 from . import printing
 
 if TYPE_CHECKING:
@@ -34,11 +34,20 @@ VERBS = {
     "wait": "asking",
     "result": "asking",
     "cancel": "asking",
+    "why": "explaining",
+    "retry": "explaining",
+    "pause": "explaining",
+    "unpause": "explaining",
     "confirmations": "answering",
     "approve": "answering",
     "reject": "answering",
     "resolve": "answering",
     "recover": "running",
+    "doctor": "operating",
+    "migrate": "operating",
+    "backup": "operating",
+    "restore": "operating",
+    "prune": "operating",
 }
 INTERRUPTED = 130  # as a shell reports a program that ended by INT
 
@@ -57,13 +66,18 @@ class Call:
 
         return settings.load(home=self.home_folder, app=self.app or None, **flags)
 
-    def home(self, **flags: Any) -> Home:
-        """Open the state directory; from here on the whole process, agent code included, means this one."""
-        from .. import settings
-        from ..home import Home
+    def home(self, *, create: bool = False, **flags: Any) -> Home:
+        """Open the state directory; from here on the whole process, agent code included, means this one.
 
-        settings.pin(self.settings(**flags))
-        return Home.current()
+        Only verbs that begin something create one that does not exist.
+        """
+        from .. import home, settings
+
+        told = self.settings(**flags)
+        if not create:
+            home.refuse_absent(told.home)
+        settings.pin(told)
+        return home.Home.current()
 
     def show(self, document: Any, text: str) -> None:
         """Print an answer: the document under --json, else the words for people."""
@@ -107,7 +121,7 @@ class Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in VERBS:
+        if args and args[0] not in VERBS and not ctx.resilient_parsing:
             raise click.UsageError(f"there is no verb {args[0]!r}{printing.meant(args[0], VERBS)}", ctx)
         return super().resolve_command(ctx, args)
 
@@ -123,9 +137,9 @@ def verb(name: str) -> Callable[[Callable[..., Any]], Verb]:
 
 
 def _show_version(ctx: click.Context, option: click.Parameter, wanted: bool) -> None:
-    from importlib import metadata
-
     if wanted:
+        from importlib import metadata
+
         try:
             printing.line(f"relight {metadata.version('relight')}")
         except metadata.PackageNotFoundError:
@@ -174,11 +188,18 @@ def _tell(error: RelightError | click.ClickException, *, as_json: bool) -> int:
         error.show()
         message, fields = error.format_message(), {}
     else:
-        message, fields = str(error), vars(error)
+        message, fields = str(error) + _where(error), vars(error)
         printing.complain(message)
     if as_json:
         printing.line(printing.json_text({"error": {**_plain(fields), **_named(error, message)}}))
     return error.exit_code
+
+
+def _where(error: RelightError) -> str:
+    """The state directory in which something was not found: often it is the wrong one."""
+    stored = isinstance(error, NotFoundError) and error.kind in ("task", "confirmation")
+    home = os.environ.get("RELIGHT_HOME") if stored else None  # pinned when it was opened
+    return f" (in {home})" if home else ""
 
 
 def _named(error: Exception, message: str) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any
+
+from ...recovery import wording
 
 SHORT_ID = 8
 
@@ -23,6 +24,11 @@ def json_text(document: Any) -> str:
 def line(text: str) -> None:
     """Write a line to stdout at once, so that who follows it sees it."""
     print(text, flush=True)  # noqa: T201  # this is the one place that prints
+
+
+def lines(texts: Iterable[str]) -> str:
+    """Return several lines as one text, each of them harmless."""
+    return "\n".join(map(shown, texts))
 
 
 def complain(text: str) -> None:
@@ -62,13 +68,8 @@ def short(ident: str | None) -> str:
 
 
 def moment(ms: int | None) -> str:
-    """Return a time for people, in UTC."""
-    if ms is None:
-        return ""
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    except (ValueError, OverflowError, OSError):
-        return str(ms)
+    """Return a time for people, in UTC; nothing for None."""
+    return "" if ms is None else wording.moment(ms)
 
 
 def meant(word: str, known: Iterable[str]) -> str:

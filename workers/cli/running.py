@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from . import printing
+from . import printing, progress
 from .door import Call, verb
 
 LANES = ["main", "subagent", "upkeep", "all"]
@@ -17,7 +17,7 @@ LANES = ["main", "subagent", "upkeep", "all"]
 @click.pass_obj
 def init_verb(call: Call) -> None:
     """Create the state directory, with its policy file; an existing one stays as it is."""
-    home = call.home()
+    home = call.home(create=True)
     folder = str(home.settings.home)
     call.show({"home": folder}, f"The state is in {folder}")
 
@@ -44,13 +44,19 @@ def up_verb(call: Call, grace_ms: str | None) -> int:
 @verb("worker")
 @click.argument("lane", type=click.Choice(LANES), default="all")
 @click.option("--concurrency", metavar="N", help="Tasks at a time in each lane.")
-@click.option("--kind", type=click.Choice(["thread", "process"]), default="thread", show_default=True)
+@click.option(
+    "--kind",
+    type=click.Choice(["thread", "process"]),
+    default="thread",
+    show_default=True,
+    help="Where tasks run: together, or each in a process of its own.",
+)
 @click.pass_obj
 def worker_verb(call: Call, lane: str, concurrency: str | None, kind: str) -> int:
     """Run tasks of a lane, and recovery, until told to stop."""
     from .. import consumer, lanes, lifeline, logs
 
-    home = call.home(concurrency=concurrency)
+    home = call.home(create=True, concurrency=concurrency)
     logs.configure(home.settings.log_format, home.settings.log_level)
     lifeline.hold()
     return consumer.run_lanes(home, list(lanes.LANES) if lane == "all" else [lane], kind=kind)
@@ -75,7 +81,9 @@ def recover_verb(call: Call, dry_run: bool) -> int:
 
     home = call.home()
     apps.load(home.settings.app)  # a question shows what a step's own `verify` says
-    report = vars(recovery_job.recover(home, dry_run=dry_run))
+    with progress.shown(quiet=call.json) as told:
+        told("recovering", 0, 0)
+        report = vars(recovery_job.recover(home, dry_run=dry_run))
     rows = [
         [verdict, entry["id"], entry["reason"]] for verdict, entries in report.items() for entry in entries
     ]

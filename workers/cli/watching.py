@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...models.errors import InputError
 from . import documents, printing
 from .door import Call, verb
 
@@ -29,17 +29,39 @@ def status_verb(call: Call) -> None:
 
 
 @verb("list")
-@click.option("--status", type=click.Choice(STATUSES, case_sensitive=False))
-@click.option("--lane", type=click.Choice(LANES))
-@click.option("--session", metavar="ID")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
-@click.option("--cursor", help="What a page before gave as next_cursor.")
+@click.option(
+    "--status", type=click.Choice(STATUSES, case_sensitive=False), help="Only tasks in this status."
+)
+@click.option("--lane", type=click.Choice(LANES), help="Only tasks of this lane.")
+@click.option("--session", metavar="ID", help="Only tasks of this session.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=50,
+    show_default=True,
+    metavar="N",
+    help="Tasks to show.",
+)
+@click.option("--cursor", metavar="C", help="What a page before gave as next_cursor.")
+@click.option(
+    "--order",
+    type=click.Choice(["newest", "oldest"]),
+    default="newest",
+    show_default=True,
+    help="Which come first.",
+)
 @click.pass_obj
 def list_verb(
-    call: Call, status: str | None, lane: str | None, session: str | None, limit: int, cursor: str | None
+    call: Call,
+    status: str | None,
+    lane: str | None,
+    session: str | None,
+    limit: int,
+    cursor: str | None,
+    order: str,
 ) -> None:
-    """List tasks, newest first."""
-    from ...models import tasks
+    """List tasks, a page at a time."""
+    from ...models import paging, tasks
 
     page, following = tasks.listing(
         call.home().db,
@@ -47,9 +69,10 @@ def list_verb(
         lane=tasks.Lane(lane) if lane else None,
         session=session,
         limit=limit,
-        cursor=_cursor(cursor),
+        cursor=paging.parse(cursor) if cursor is not None else None,
+        order=paging.Order(order),
     )
-    next_cursor = following and f"{following[0]}:{following[1]}"
+    next_cursor = following and str(following)
     document = {"tasks": [documents.task_row(task) for task in page], "next_cursor": next_cursor}
     call.show_table(document, _TASK_COLUMNS, [_task_cells(task) for task in page], none="no tasks")
     if next_cursor and not call.json:
@@ -62,8 +85,15 @@ def list_verb(
 def show_verb(call: Call, ident: str) -> None:
     """Show every column of a task, with its reason, result, attempts and losses."""
     task = task_of(call.home(), ident)
-    rows = [[name, _cell(name, value)] for name, value in task.__data__.items() if value is not None]
-    call.show_table(documents.task(task), ["", ""], rows, none="")
+    document, values = documents.task(task), dict(task.__data__)
+    error = document["error"]
+    raised = error.pop("traceback", "") if isinstance(error, dict) and not call.json else ""
+    if raised:  # below the table, as Python prints it
+        values["error_json"] = json.dumps(error, ensure_ascii=False)
+    rows = [[name, _cell(name, value)] for name, value in values.items() if value is not None]
+    call.show_table(document, ["", ""], rows, none="")
+    if raised:
+        printing.line(printing.lines(raised.splitlines()))
 
 
 @verb("trace")
@@ -123,15 +153,6 @@ def task_of(home: Home, ident: str) -> AgentTask:
     return tasks.find(home.db, short_ids.task(home.db, ident))
 
 
-def _cursor(text: str | None) -> tuple[int, str] | None:
-    if text is None:
-        return None
-    created_at, separator, ident = text.partition(":")
-    if not separator or not created_at.isdecimal():
-        raise InputError(f"cursor {text!r} is none; give back what next_cursor said")
-    return int(created_at), ident
-
-
 _TASK_COLUMNS = ["id", "status", "reason", "lane", "risk", "agent", "attempt", "created", "prompt"]
 
 
@@ -158,7 +179,7 @@ def _sentence(event: dict[str, Any]) -> str:
 
 
 def _overview(home: Home) -> dict[str, Any]:
-    from ...models import claims, confirmations, recovery_runs, tasks, workers
+    from ...models import blobs, claims, confirmations, pauses, recovery_runs, space, tasks, workers
     from .. import bells
 
     lanes: dict[str, Callable[[str], int]] = {
@@ -170,15 +191,17 @@ def _overview(home: Home) -> dict[str, Any]:
         "home": str(home.path),
         "tasks": tasks.counts(home.db),
         **{name: {lane: count(lane) for lane in LANES} for name, count in lanes.items()},
+        "paused": {lane: pause.paused_by for lane, pause in pauses.lanes(home.db).items()},
         "workers": [documents.columns(worker) for worker in workers.alive(home.db)],
         "open_confirmations": len(confirmations.listing(home.db)),
         "last_recovery": documents.columns(last[0]) if last else None,
+        "storage": {**vars(space.size(home.db)), "blob_bytes": blobs.total_bytes(home.path / "blobs")},
     }
 
 
 def _in_words(value: Any) -> str:
     if isinstance(value, dict):
-        return "  ".join(f"{name} {count}" for name, count in value.items() if count is not None)
+        return "  ".join(f"{name} {count}" for name, count in value.items() if count is not None) or "none"
     if isinstance(value, list):
         return ", ".join(
             f"{worker['lane']} {worker['id'][-8:]} (pid {worker['pid']} on {worker['host']})"

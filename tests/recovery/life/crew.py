@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from typing import Any
 
-from relight.models import claims, confirmations, journal, traces, transitions, workers
+from relight.models import claims, confirmations, journal, tasks, traces, transitions, workers
 from relight.models.confirmations import StepInDoubt
 from relight.models.database import Database
 from relight.models.errors import Asked, ConflictError, ControlFlow, Diverged, StaleMove
@@ -21,7 +22,10 @@ from tests.models.conftest import AGENT
 from tests.recovery.life.ledger import Ledger
 
 VALUE = StepCall("run.now#1", "", "read")
-CONSUMED = "SELECT count(*) FROM confirmation_steps WHERE step_key = ? AND digest = ? AND consumed_at IS NOT NULL"
+CONSUMED = """
+    SELECT count(*) FROM confirmation_steps s JOIN confirmations c ON c.id = s.confirmation_id
+    WHERE c.task_id = ? AND s.step_key = ? AND s.digest = ? AND s.consumed_at IS NOT NULL
+"""
 
 
 @dataclass
@@ -44,13 +48,22 @@ class FakeRun:
     def hand(self) -> tuple[str, int]:
         return self.claim.worker_id, self.claim.attempt
 
-    def call(self, call: StepCall, *, now: int) -> None:
-        """The agent calls a step: it is replayed, or begun."""
+    @property
+    def fence(self) -> dict[str, Any]:
+        return {"attempt": self.claim.attempt, "worker_id": self.claim.worker_id}
+
+    def is_ours(self) -> bool:
+        """Whether the attempt owns its running task."""
+        row = tasks.find(self.db, self.task.id)
+        return row.status == "running" and (row.worker_id, row.attempt) == self.hand
+
+    def call(self, call: StepCall, *, now: int, reckless: bool = False) -> None:
+        """The agent calls a step: it is replayed, or begun; `reckless`: nobody compares its arguments with the record."""
         if self.stop is not None or call.key in self.asked:
             return
         self.asked.add(call.key)
         recorded = self.history.steps.get(call.key)
-        if recorded is not None and recorded.digest and recorded.digest != call.digest:
+        if recorded is not None and recorded.digest != call.digest and not reckless:
             self.stop = Diverged(call.key, recorded.digest, call.digest)
         elif recorded is not None and recorded.state is StepState.DONE:
             self._replay(call, recorded.outcome_json or "{}")
@@ -68,6 +81,8 @@ class FakeRun:
 
     def _begin(self, call: StepCall, *, now: int) -> None:
         refusal = self.ledger.may_begin(self.task.id, call, claimed_at=self.claimed_at)
+        if not self.is_ours():
+            refusal = "the task is not its worker's any more"
         before = self._consumed(call)
         try:
             journal.accept_intent(self.db, self.claim, call, _intent(call), told={"step": call.key}, now=now)
@@ -81,10 +96,7 @@ class FakeRun:
         self.executing[call.key] = call
 
     def _consumed(self, call: StepCall) -> int:
-        row = self.db.row(
-            f"{CONSUMED} AND confirmation_id IN (SELECT id FROM confirmations WHERE task_id = ?)",
-            (call.key, call.digest, self.task.id),
-        )
+        row = self.db.row(CONSUMED, (self.task.id, call.key, call.digest))
         return int(row[0]) if row else 0
 
     def end_step(self, key: str, *, failed: bool, repeatable: bool, now: int) -> None:
@@ -123,8 +135,7 @@ class FakeRun:
     def lose(self, *, now: int) -> None:
         """Its end could not be stored and its claim was dropped: the lease thread interrupts the task."""
         try:
-            fence = {"attempt": self.claim.attempt, "worker_id": self.claim.worker_id}
-            transitions.interrupt(self.db, self.task.id, reason="lost", now=now, **fence)
+            transitions.interrupt(self.db, self.task.id, reason="lost", now=now, **self.fence)
         except StaleMove:
             self._let_go()
 
@@ -141,24 +152,23 @@ class FakeRun:
                 return None
 
     def _returned_or_raised(self, how: str, *, now: int) -> str | None:
-        fence = {"attempt": self.claim.attempt, "worker_id": self.claim.worker_id}
         unsafe = [key for key, repeatable in self.failures.items() if not repeatable]
         missed = [s for s in self.history.steps.values() if s.key not in self.asked and s.effect == "write"]
         if how == "complete" and missed:
             return self._ask([], f"without {missed[0].key}", reason="diverged", now=now)
         if how == "complete":
-            transitions.complete(self.db, self.task.id, **fence, result_json="1", now=now)
+            transitions.complete(self.db, self.task.id, **self.fence, result_json="1", now=now)
         elif how == "suspend":
-            transitions.suspend(self.db, self.task.id, **fence, now=now)
+            transitions.suspend(self.db, self.task.id, **self.fence, now=now)
         elif how == "unclaim" and not self.asked:
-            claims.unclaim(self.db, self.task.id, **fence, now=now)
+            claims.unclaim(self.db, self.task.id, **self.fence, now=now)
         elif how == "retry" and self.may_retry and unsafe:
             return self._ask(unsafe, "it raised", reason="asked", now=now)
         elif how == "retry" and self.may_retry:
             transitions.retry(
                 self.db,
                 self.task.id,
-                **fence,
+                **self.fence,
                 due_at=now + 1,
                 retries_left=self.task.retries_left - 1,
                 error_json="{}",
@@ -169,7 +179,8 @@ class FakeRun:
                 self.ledger.superseded(self.task.id, key)
         else:
             how = "fail"
-            transitions.fail(self.db, self.task.id, **fence, reason="error", error_json="{}", now=now)
+            error = json.dumps({"type": "E", "text": "x", "steps": sorted(self.failures)})
+            transitions.fail(self.db, self.task.id, **self.fence, reason="error", error_json=error, now=now)
         return how
 
     @property
@@ -178,7 +189,10 @@ class FakeRun:
 
     def _ask(self, keys: list[str], why: str, *, reason: str, now: int) -> str:
         record = replay.history(traces.step_records(self.db, self.task.id))
-        steps: list[StepInDoubt] = [sweep.in_doubt(record.steps[key], None) for key in keys]
+        others = [
+            step.key for step in sweep.unsettled_writes(self.db, self.task, record) if step.key not in keys
+        ]
+        steps: list[StepInDoubt] = [sweep.in_doubt(record.steps[key], None) for key in [*keys, *others]]
         confirmations.ask(
             self.db,
             self.task,
@@ -191,9 +205,7 @@ class FakeRun:
         return reason
 
     def _let_go(self) -> None:
-        journal.let_go(
-            self.db, self.task.id, attempt=self.claim.attempt, worker_id=self.claim.worker_id
-        )
+        journal.let_go(self.db, self.task.id, **self.fence)
 
 
 @dataclass
@@ -254,7 +266,9 @@ class FakeWorker:
 
 def _intent(call: StepCall) -> str:
     name = call.key.partition("#")[0]
-    return json.dumps({"kind": "tool_call_started", "call": {"tool_id": call.key, "tool_name": name, "input": {}}})
+    return json.dumps(
+        {"kind": "tool_call_started", "call": {"tool_id": call.key, "tool_name": name, "input": {}}}
+    )
 
 
 def outcome(*, failed: bool = False, retryable: bool = False, **more: object) -> str:

@@ -9,8 +9,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from relight.models import confirmations, tasks
+from relight.models import confirmations, pauses, tasks
 from relight.models.database import Database
+from relight.models.errors import ConflictError
 from relight.models.tasks import AgentTask, RiskLevel, TaskStatus
 from relight.recovery.policy import RecoveryPolicy
 from relight.recovery.sweep import Report, Rules
@@ -18,7 +19,11 @@ from tests.models.conftest import AGENT
 from tests.recovery.life.crew import FakeRun, FakeWorker
 from tests.recovery.life.ledger import Ledger
 
-NEVER_CHANGED = ("rank", "lane", "priority", "created_at", "parent_session_id", "agent_id", "input_json", "key")
+NEVER_CHANGED = ("rank", "lane", "priority", "created_at", "agent_id", "input_json", "key")
+TRACES = """
+    SELECT step_index, id, event_kind, event_json, step_key, digest, attempt, effect, late
+    FROM task_traces WHERE task_id = ? ORDER BY step_index
+"""
 WAITS_FOR_A_PERSON = ("asked", "diverged")
 
 
@@ -43,21 +48,29 @@ class Laws:
     def claimed(self, run: FakeRun, *, now: int) -> None:
         before = self.before[run.task.id]
         assert before.status == TaskStatus.PENDING, f"a task that was {before.status} was claimed"
+        assert str(before.lane) not in pauses.lanes(self.db), "a task of a paused lane was claimed"
         assert before.hold is None or (before.hold == "due" and (before.due_at or 0) <= now)
         assert before.expires_at is None or before.expires_at > now or before.attempt > 0
         assert run.claim.attempt == before.attempt + 1
 
     def finishing(self, run: FakeRun) -> None:
-        task = tasks.find(self.db, run.task.id)
-        self._owned = (task.status, task.attempt, task.worker_id) == ("running", run.claim.attempt, run.claim.worker_id)
+        self._owned = run.is_ours()
 
     def finished(self, run: FakeRun, how: str | None) -> None:
         assert how is None or self._owned, f"a zombie could {how} a task that it lost"
         assert how is not None or not self._owned, "an owner could not end its own task"
+        if how in WAITS_FOR_A_PERSON:
+            assert self.ledger.unsettled_writes(run.task.id) <= self._named(run.task.id), (
+                "a question leaves something out"
+            )
 
     def retried(self, before: AgentTask) -> None:
         assert before.status == TaskStatus.FAILED or before.reason in ("skipped", "diverged")
         self.ended.pop(before.id, None)
+        assert not self.ledger.hands(before.id), "a task is tried again while a write of it is being executed"
+
+    def refused(self, refusal: ConflictError, expected: type[ConflictError]) -> None:
+        assert type(refusal) is expected, f"refused for another reason: {refusal!r}"
 
     def swept(
         self, before: dict[str, AgentTask], report: Report, dry: Report, rules: Rules, proved: set[str]
@@ -68,20 +81,27 @@ class Laws:
         for entry in report.resumed:
             self._resumed(before[entry["id"]], rules, proved)
         for entry in report.asked:
-            task = before[entry["id"]]
-            asked = [one for one in confirmations.listing(self.db) if one.task_id == task.id]
-            named = {step.step_key for step in confirmations.steps(self.db, asked[0].id)}
-            assert named == self.ledger.unsettled_writes(task.id), "a question does not name what is in doubt"
+            wanted = self.ledger.unsettled_writes(entry["id"])
+            assert self._named(entry["id"]) == wanted, "a question does not name what is in doubt"
         for entry in report.quarantined:
             assert tasks.find(self.db, entry["id"]).losses >= rules.max_losses
 
+    def _named(self, task_id: str) -> set[str]:
+        """The steps that the open question of a task names."""
+        (asked,) = (one for one in confirmations.listing(self.db) if one.task_id == task_id)
+        return {step.step_key for step in confirmations.steps(self.db, asked.id)}
+
     def _resumed(self, task: AgentTask, rules: Rules, proved: set[str]) -> None:
         assert isinstance(rules.policy, RecoveryPolicy), "something was resumed without a policy"
-        allowed = rules.policy.low == "resume" if task.risk_level == RiskLevel.LOW else AGENT in rules.policy.exempt
-        assert allowed, f"a task of {task.risk_level} risk was resumed against the policy"
+        low = task.risk_level == RiskLevel.LOW
+        assert rules.policy.low == "resume" if low else AGENT in rules.policy.exempt, (
+            f"a task of {task.risk_level} risk was resumed against the policy"
+        )
         assert not self.ledger.unsettled_writes(task.id), "a task was resumed with a write in doubt"
         assert task.reason in (None, "shutdown", "lost")
-        assert task.worker_id is None or task.worker_id in proved | rules.lease_out, "a living owner lost its task"
+        assert task.worker_id is None or task.worker_id in proved | rules.lease_out, (
+            "a living owner lost its task"
+        )
 
     # -- the laws ---------------------------------------------------------------------------------------------
 
@@ -117,9 +137,10 @@ class Laws:
             assert getattr(task, name) == getattr(first, name), f"{name} has changed"
         assert task.attempt >= before.attempt
         assert task.retries_left <= before.retries_left
-        assert not (before.risk_level == RiskLevel.HIGH and task.risk_level == RiskLevel.LOW), "risk has fallen"
         wrote = any(step.effect == "write" and step.intents for step in self.ledger.of(task.id).values())
-        assert task.risk_level == (RiskLevel.HIGH if wrote else first.risk_level)
+        assert task.risk_level == (RiskLevel.HIGH if wrote else first.risk_level), (
+            "risk only rises, by a write"
+        )
 
     def _an_end_is_final(self, task: AgentTask) -> None:
         shown = {name: value for name, value in task.__data__.items() if name != "worker_id"}
@@ -129,13 +150,14 @@ class Laws:
             self.ended[task.id] = shown
 
     def _a_worker_is_named_while_it_matters(self, task: AgentTask, crew: Sequence[FakeWorker]) -> None:
-        hands = {hand[0] for step in self.ledger.of(task.id).values() if step.effect == "write" for hand in step.hands}
+        hands = {worker_id for worker_id, _ in self.ledger.hands(task.id)}
         if task.status in (TaskStatus.PENDING, TaskStatus.COMPLETED, TaskStatus.IDLE, TaskStatus.SWAPPED):
             assert task.worker_id is None
         elif task.status != TaskStatus.RUNNING:
             assert hands <= {task.worker_id}, "nobody knows who may still be executing a write"
             named = [worker for worker in crew if worker.id == task.worker_id and worker.alive]
-            assert all(any(run.task.id == task.id for run in worker.runs) for worker in named), "a worker that is done is named"
+            busy = [worker for worker in named if any(run.task.id == task.id for run in worker.runs)]
+            assert named == busy, "a worker that is done is named"
 
     def _a_task_waits_visibly(self, task: AgentTask) -> None:
         """Promise 1: whoever looks at a task that goes on neither by itself nor by recovery sees why."""
@@ -147,8 +169,15 @@ class Laws:
 
     def _a_question_is_open_exactly_while_its_task_waits(self, found: list[AgentTask]) -> None:
         open_for = [asked.task_id for asked in confirmations.listing(self.db)]
-        waiting = [task.id for task in found if task.status == TaskStatus.INTERRUPTED and task.reason in WAITS_FOR_A_PERSON]
+        waiting = [
+            task.id for task in found if task.status == "interrupted" and task.reason in WAITS_FOR_A_PERSON
+        ]
         assert sorted(open_for) == sorted(waiting)
+        for asked in confirmations.listing(self.db):
+            known = self.ledger.of(asked.task_id)
+            for step in confirmations.steps(self.db, asked.id):
+                settled = not (known[step.step_key].in_doubt or known[step.step_key].failed)
+                assert step.decision is not None or not settled, "a settled step is asked about"
 
     def _events_have_no_gap(self) -> None:
         rows = self.db.rows("SELECT task_id, count(*), min(seq), max(seq) FROM agent_events GROUP BY task_id")
@@ -158,13 +187,11 @@ class Laws:
         assert sorted(self.db.rows(asked)) == sorted(self.db.rows("SELECT task_id FROM confirmations"))
 
     def _traces_only_grow(self) -> None:
-        statement = "SELECT id, event_kind, event_json, step_key, digest, attempt, effect, late FROM task_traces WHERE task_id = ? ORDER BY step_index"
         for task_id in self.first:
-            rows, known = self.db.rows(statement, (task_id,)), self.traces.get(task_id, [])
+            rows, known = self.db.rows(TRACES, (task_id,)), self.traces.get(task_id, [])
             assert rows[: len(known)] == known, "what was recorded has changed"
             self.traces[task_id] = rows
-        rows = self.db.rows("SELECT count(*), count(DISTINCT step_index), max(step_index) FROM task_traces GROUP BY task_id")
-        assert all(count == distinct == high + 1 for count, distinct, high in rows)
+            assert [row[0] for row in rows] == list(range(len(rows))), "a step index is missing or doubled"
 
 
 def _ids(report: Report) -> list[str]:

@@ -49,6 +49,10 @@ class Ledger:
     def of(self, task_id: str) -> dict[str, Step]:
         return {key: step for (owner, key), step in self.steps.items() if owner == task_id}
 
+    def hands(self, task_id: str) -> set[Hand]:
+        """Who is executing a write of a task now."""
+        return {hand for step in self.of(task_id).values() if step.effect == "write" for hand in step.hands}
+
     def unsettled_writes(self, task_id: str) -> set[str]:
         """The writes that may have happened and that nobody allowed to happen again."""
         return {
@@ -94,10 +98,15 @@ class Ledger:
             step.finished_at = None
             return
         step.in_doubt, step.finished_at, step.failed = False, self.tick(), decision == "abandon"
+        step.hands.clear()  # whoever may still be executing it: a person has spoken, and what comes is beside the point
 
     def superseded(self, task_id: str, key: str) -> None:
         """A retry lets a step that has failed run again."""
         self.steps[task_id, key].finished_at = None
+
+    def taken_back(self, task_id: str, key: str) -> None:
+        """The error of a write is no answer any more: it may have happened."""
+        self.steps[task_id, key].finished_at, self.steps[task_id, key].in_doubt = None, True
 
     def died(self, worker_id: str) -> None:
         """Nobody executes anything under this name any more."""
