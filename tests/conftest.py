@@ -18,9 +18,14 @@ from typing import Protocol, TypeVar
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 T = TypeVar("T")
+
+# A busy machine is no fault of a test: it may be slow, it may not be wrong.
+settings.register_profile("relight", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("relight")
 
 
 def wait_until(predicate: Callable[[], T], deadline: float = 10.0) -> T:

@@ -1,6 +1,7 @@
 """A worker's tie to the supervisor that started it: when that one dies, the worker stops as if it were told to.
 
-The supervisor names itself in the environment; a process that is not its child ignores that.
+The supervisor names itself in the environment, and its child as well, so that a child knows itself even when it comes to
+life after the supervisor's death. A process that is not its child ignores both.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-VARIABLE = "RELIGHT_SUPERVISOR_PID"
+VARIABLE, CHILD = "RELIGHT_SUPERVISOR_PID", "RELIGHT_SUPERVISED_PID"
 _PR_SET_PDEATHSIG = 1
 _LOOK_S = 1.0
 
@@ -21,7 +22,8 @@ _LOOK_S = 1.0
 def hold(env: Mapping[str, str] = os.environ) -> None:
     """Receive TERM when the supervisor dies, however it dies; without one, do nothing."""
     pid = env.get(VARIABLE, "")
-    if not pid.isdecimal() or os.getppid() != int(pid):
+    is_child = env.get(CHILD) == str(os.getpid()) or str(os.getppid()) == pid
+    if not pid.isdecimal() or not is_child:
         return
     if sys.platform == "linux":
         # The kernel sends it; no thread, because process workers fork from here.

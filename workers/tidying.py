@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 DAY_MS = 24 * 3_600_000
 LOCK = "tidy"
-_BITE_S = 0.002  # of write lock; its commit and a last grain come on top
+_BITE_S = 0.0015  # of write lock; its commit and a last grain come on top
 _REST_S = 0.002  # at least; as long as the bite took, if that was longer
 _CHECKPOINT_EVERY = 50  # bites: about as many pages as SQLite itself lets the log grow
 _WAL_BYTES = 16 << 20  # four times what the log has while checkpoints keep up

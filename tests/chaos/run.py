@@ -115,7 +115,7 @@ def _logged(storm: Storm) -> list[str]:
     found: Counter[str] = Counter()
     for log in storm.folder.glob("*.log"):
         for line in log.read_text(errors="replace").splitlines():
-            if "Error:" in line[:80] and not line.startswith(EXPECTED):
+            if "Error:" in line[:80] and EXPECTED not in line:
                 found[line[:120]] += 1
     return [f"logged {count} times: {line}" for line, count in found.most_common(10)]
 

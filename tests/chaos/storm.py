@@ -4,7 +4,6 @@ moment, its children included. What dies or ends is started anew.
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import threading
@@ -40,6 +39,7 @@ WORKERS = {
     "forking": ["worker", "subagent", "--kind", "process", "--concurrency", "2"],
     "all": ["worker", "all", "--concurrency", "2"],
     "upkeep": ["worker", "upkeep"],
+    "up": ["up"],
 }
 FEW = ("subagent", "forking", "main")
 KILL, STOP, TERM = "kill", "stop", "term"
@@ -90,7 +90,9 @@ class Storm:
         people = [["client", f"{seed}", f"{number}"] for number in range(1 if few else 2)]
         people += [["operator", f"{seed}"], ["recoverer", f"{seed}"]]
         self.roles += [Role("-".join(args[::2]), PEOPLE, args) for args in people]
-        self._stopped: list[tuple[float, int, bool]] = []  # until when, who, and whether it is killed then
+        self._stopped: list[
+            tuple[float, psutil.Process, bool]
+        ] = []  # until when, who, and whether it is killed then
 
     def env(self) -> dict[str, str]:
         told = {name: text for name, text in environment().items() if not name.startswith("RELIGHT_")}
@@ -109,10 +111,10 @@ class Storm:
     def keep_going(self) -> None:
         """Start anew what has ended; wake what was stopped for long enough."""
         now = time.monotonic()
-        for until, pid, dies in [one for one in self._stopped if one[0] <= now]:
-            self._stopped.remove((until, pid, dies))
+        for until, victim, dies in [one for one in self._stopped if one[0] <= now]:
+            self._stopped.remove((until, victim, dies))
             number, name = (signal.SIGKILL, f"{KILL} stopped") if dies else (signal.SIGCONT, "continue")
-            self._hit(pid, number, name)
+            self._hit(victim, number, name)
         for role in self.roles:
             if role.process is None:
                 self.start(role)
@@ -135,33 +137,27 @@ class Storm:
 
     def strike(self) -> None:
         role = self.dice.choice(self.roles + [role for role in self.roles if not role.is_person])
-        if role.process is None or role.process.has_ended():
+        if role.process is None or not (family := role.process.family()):
             return
-        pid, what = self._victim(role)
+        victim, what = family[0], role.name
+        if len(family) > 1 and self.dice.random() < 0.6:
+            victim, what = self.dice.choice(family[1:]), f"child of {role.name}"
         match self.dice.random():
-            case p if p < 0.75:
-                self._hit(pid, signal.SIGKILL, f"{KILL} {what}")
-            case p if p < 0.9:
-                if self._hit(pid, signal.SIGSTOP, f"{STOP} {what}"):
-                    until = time.monotonic() + self.dice.random() ** 2 * LONGEST_STOP_S
-                    self._stopped.append((until, pid, self.dice.random() < 0.3))
+            case p if p < 0.7:
+                self._hit(victim, signal.SIGKILL, f"{KILL} {what}")
+            case p if p < 0.92:
+                if self._hit(victim, signal.SIGSTOP, f"{STOP} {what}"):
+                    until = time.monotonic() + self.dice.random() * LONGEST_STOP_S
+                    self._stopped.append((until, victim, self.dice.random() < 0.3))
             case _ if not role.is_person and role.ending_since is None:
-                if self._hit(role.process.pid, signal.SIGTERM, f"{TERM} {role.name}"):
+                if self._hit(family[0], signal.SIGTERM, f"{TERM} {role.name}"):
                     role.ending_since = time.monotonic()
 
-    def _victim(self, role: Role) -> tuple[int, str]:
-        """The process of a role, or as likely one of those that it has forked."""
-        assert role.process is not None
-        if role.name == "forking" and self.dice.random() < 0.6:
-            below = [process.pid for process in role.process.family()[1:]]
-            if below:
-                return self.dice.choice(sorted(below)), "child of forking"
-        return role.process.pid, role.name
-
-    def _hit(self, pid: int, number: int, name: str) -> bool:
+    def _hit(self, victim: psutil.Process, number: int, name: str) -> bool:
+        """Signal a process, and no other that has got its number meanwhile."""
         try:
-            os.kill(pid, number)
-        except ProcessLookupError:
+            victim.send_signal(number)
+        except psutil.NoSuchProcess:
             return False
         self.tally.blows[name] += 1
         return True
@@ -170,7 +166,7 @@ class Storm:
 
     def calm_down(self, is_settled: Callable[[], bool], *, patience_s: float) -> bool:
         """Strike no more; whether everything came to rest in time."""
-        self._stopped = [(0.0, pid, False) for _, pid, _ in self._stopped]
+        self._stopped = [(0.0, victim, False) for _, victim, _ in self._stopped]
         deadline = time.monotonic() + patience_s
         while not (settled := is_settled()) and time.monotonic() < deadline:
             self.keep_going()

@@ -56,7 +56,7 @@ def test_a_damaged_state_is_refused_and_left_as_it_is(
     before = everything(state)
     done = cli(*verb)
     assert done.returncode == 7
-    assert str(state / "state.db") in done.stderr
+    assert str(state) in done.stderr
     assert everything(state) == before
 
 

@@ -138,7 +138,8 @@ def test_every_setting_is_documented_with_its_variable_and_default() -> None:
         assert rows[setting.name][2].strip("` ") == setting.variable
         default = getattr(Settings(home=Path()), setting.name, None)
         if isinstance(default, int | str):
-            assert rows[setting.name][3].strip("` ") == str(default)
+            shown = str(default).lower() if isinstance(default, bool) else str(default)
+            assert rows[setting.name][3].strip("` ") == shown
 
 
 def test_a_child_reads_the_same_settings_from_its_environment(tmp_path: Path) -> None:

@@ -33,8 +33,10 @@ print("ready", flush=True)
 while True: time.sleep(60)
 """
 TIED = """
-import time
+import os, time
 from relight.workers import lifeline
+print("starting", flush=True)
+while os.path.exists("slowly") and os.getppid() == int(os.environ[lifeline.VARIABLE]): time.sleep(0.01)
 lifeline.hold()
 print("ready", flush=True)
 while True: time.sleep(60)
@@ -177,6 +179,15 @@ def test_a_line_for_the_shell_is_asked_to_stop_once(up: Up) -> None:
 def test_when_the_supervisor_is_killed_its_children_stop(up: Up) -> None:
     supervised = up("one: {tied}")
     pid = running(supervised, "one")
+    os.kill(supervised.pid, signal.SIGKILL)
+    wait_until(lambda: gone(pid))
+
+
+def test_a_child_that_comes_to_life_after_the_supervisor_s_death_stops(up: Up, tmp_path: Path) -> None:
+    (tmp_path / "slowly").touch()
+    supervised = up("one: {tied}")
+    wait_until(lambda: re.search(r" one +\| starting$", supervised.text(), re.MULTILINE))
+    pid = told(supervised, event="started", name="one")[0]["pid"]
     os.kill(supervised.pid, signal.SIGKILL)
     wait_until(lambda: gone(pid))
 

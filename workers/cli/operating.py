@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...models.errors import StorageUnreadableError
 from . import printing, progress
 from .door import Call, verb
 
@@ -100,11 +99,10 @@ def prune_verb(call: Call, dry_run: bool) -> None:
 
 def _existing(call: Call) -> Settings:
     """The settings of this call, where there is a state already: none of these verbs makes one."""
-    from ..home import STATE_FILE
+    from .. import home
 
     settings = call.settings()
-    if not (settings.home / STATE_FILE).exists():
-        raise StorageUnreadableError(f"{settings.home / STATE_FILE} does not exist; correct RELIGHT_HOME")
+    home.refuse_absent(settings.home)
     return settings
 
 
