@@ -1,7 +1,7 @@
 """Blobs that no row names: found, set aside, and removed at last.
 
 Invariant: a blob is on disk before the row that names it is committed, so "no row names it" proves nothing about a young
-one. A blob goes in two passes, each at least `settled_ms` apart: it is set aside under another name, where a reader
+one. A blob goes in two passes, at least SETTLED_MS apart: it is set aside under another name, where a reader
 still finds it and from where it comes back as soon as a row names it; only then is it removed.
 """
 
@@ -17,9 +17,7 @@ from pathlib import Path
 from . import blobs
 from .database import Database
 
-SETTLED_MS = (
-    24 * 3_600_000
-)  # a process that stores a blob commits its name milliseconds later, if it is not stopped
+SETTLED_MS = 24 * 3_600_000  # a blob is named milliseconds after it was stored, unless its process is stopped
 _NAMES = re.compile(r'"\$blob":\s*\{"sha256":\s*"([0-9a-f]{64})"')
 _PAGE = 500
 

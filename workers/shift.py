@@ -59,9 +59,11 @@ class Shift:
         self._close_before_forks()
         for consumer in self.consumers:
             consumer.start()
-        announcing.serving(self.home, [consumer.huey.name for consumer in self.consumers])
         if self._sweeper is not None:
             self._sweeper.start()
+        lanes = [consumer.huey.name for consumer in self.consumers]
+        # In a thread: the one that waits for signals must not wait for somebody to read its stderr.
+        threading.Thread(target=announcing.serving, args=(self.home, lanes), daemon=True).start()
 
     def _look_after_workers(self) -> None:
         self._close_before_forks()

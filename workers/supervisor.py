@@ -84,7 +84,9 @@ class Child:
         if _SHELL.search(self.command):
             return self.command
         ours = f"{shlex.quote(sys.executable)} -m relight.workers.cli"
-        return f"export {lifeline.CHILD}=$$; exec " + re.sub(r"^\s*relight(?=\s|$)", lambda _: ours, self.command)
+        return f"export {lifeline.CHILD}=$$; exec " + re.sub(
+            r"^\s*relight(?=\s|$)", lambda _: ours, self.command
+        )
 
     def terminate(self) -> None:
         """Ask it to stop; a shell would die of it alone, so there the processes that it runs are asked too."""
