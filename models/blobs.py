@@ -150,7 +150,8 @@ def _sync_folder(folder: Path) -> None:
 
 def _sync(descriptor: int) -> None:
     """On macOS fsync stops at the drive's own cache; F_FULLFSYNC goes through it."""
-    if hasattr(fcntl, "F_FULLFSYNC"):
-        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if full is not None:
+        fcntl.fcntl(descriptor, full)
     else:
         os.fsync(descriptor)

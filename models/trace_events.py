@@ -285,7 +285,8 @@ KINDS: dict[str, type[AgentTraceEvent]] = {
 @cache
 def _any_kind() -> TypeAdapter[AgentTraceEvent]:
     union: Any = reduce(operator.or_, KINDS.values())
-    return TypeAdapter(Annotated[union, Field(discriminator="kind")])
+    kinds: Any = Annotated[union, Field(discriminator="kind")]  # pyright: ignore[reportInvalidTypeForm]  # made from KINDS
+    return TypeAdapter(kinds)
 
 
 def _complaint(cause: ValidationError) -> str:

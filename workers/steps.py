@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from ..models import encoding
 from ..models.errors import InputError, MisuseError, NotDone, StepOutsideRun
@@ -147,8 +147,7 @@ class Step(Generic[P, T]):
     def _called_on(self, instance: Any, /, *args: Any, **kwargs: Any) -> Any:
         if scopes.current.get() is not None and _context.get() is None:
             raise _is_method(self)
-        call: Callable[..., Any] = self
-        return call(instance, *args, **kwargs)
+        return cast("Callable[..., Any]", self)(instance, *args, **kwargs)
 
     def local(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the plain function: nothing is recorded."""
@@ -181,7 +180,8 @@ class Step(Generic[P, T]):
         context.run(_context.set, StepContext("local", self.declared.name, 1))
         if self.is_async:
             return _in_context(self.fn, args, kwargs)
-        return context.run(self.fn, *args, **kwargs)
+        fn: Callable[..., Any] = self.fn
+        return context.run(fn, *args, **kwargs)
 
 
 @overload

@@ -40,6 +40,12 @@ class Laws:
     def tasks(self) -> list[AgentTask]:
         return [tasks.find(self.db, task_id) for task_id in self.first]
 
+    def open_questions(self) -> list[tuple[Any, ...]]:
+        """The (id, task) of each open question, oldest first."""
+        return self.db.rows(
+            "SELECT id, task_id FROM confirmations WHERE status = 'open' ORDER BY asked_at, id"
+        )
+
     # -- what is told to it -----------------------------------------------------------------------------------
 
     def acknowledge(self, task_id: str) -> None:
@@ -88,8 +94,8 @@ class Laws:
 
     def _named(self, task_id: str) -> set[str]:
         """The steps that the open question of a task names."""
-        (asked,) = (one for one in confirmations.listing(self.db) if one.task_id == task_id)
-        return {step.step_key for step in confirmations.steps(self.db, asked.id)}
+        (cid,) = (cid for cid, asked_about in self.open_questions() if asked_about == task_id)
+        return {step.step_key for step in confirmations.steps(self.db, cid)}
 
     def _resumed(self, task: AgentTask, rules: Rules, proved: set[str]) -> None:
         assert isinstance(rules.policy, RecoveryPolicy), "something was resumed without a policy"
@@ -168,14 +174,14 @@ class Laws:
             assert json.loads(task.error_json or "{}").get("text"), "it waits, and nobody can see why"
 
     def _a_question_is_open_exactly_while_its_task_waits(self, found: list[AgentTask]) -> None:
-        open_for = [asked.task_id for asked in confirmations.listing(self.db)]
+        questions = self.open_questions()
         waiting = [
             task.id for task in found if task.status == "interrupted" and task.reason in WAITS_FOR_A_PERSON
         ]
-        assert sorted(open_for) == sorted(waiting)
-        for asked in confirmations.listing(self.db):
-            known = self.ledger.of(asked.task_id)
-            for step in confirmations.steps(self.db, asked.id):
+        assert sorted(task_id for _, task_id in questions) == sorted(waiting)
+        for cid, task_id in questions:
+            known = self.ledger.of(task_id)
+            for step in confirmations.steps(self.db, cid):
                 settled = not (known[step.step_key].in_doubt or known[step.step_key].failed)
                 assert step.decision is not None or not settled, "a settled step is asked about"
 

@@ -58,7 +58,7 @@ ENDINGS = st.sampled_from(
     ["complete", "complete", "fail", "retry", "retry", "unclaim", "suspend", "value", "lose"]
 )
 MOST_TASKS, MAX_WORKERS = 5, 2
-EXAMPLES = int(os.environ.get("LIFE_EXAMPLES", "60"))  # more of them for a night
+EXAMPLES = int(os.environ.get("LIFE_EXAMPLES", "100"))  # more of them for a night
 
 
 class Life(RuleBasedStateMachine):
@@ -130,9 +130,6 @@ class Life(RuleBasedStateMachine):
         ids = sorted(self.laws.first)
         return tasks.find(self.db, ids[which % len(ids)])
 
-    def open_questions(self) -> list[Confirmation]:
-        return confirmations.listing(self.db)
-
     # -- clients ----------------------------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.laws.first) < MOST_TASKS)
@@ -154,10 +151,6 @@ class Life(RuleBasedStateMachine):
         self.laws.acknowledge(task.id)
 
     # -- workers ----------------------------------------------------------------------------------------------
-
-    @rule(which=ANY)
-    def claim(self, which: int) -> None:
-        self.claimed(which)
 
     @rule(which=ANY, call=CALLS, reckless=st.booleans())
     def begin_a_step(self, which: int, call: StepCall, reckless: bool) -> None:
@@ -231,16 +224,15 @@ class Life(RuleBasedStateMachine):
     def shut_down(self, which: int) -> None:
         self.runs()[which % len(self.runs())][0].shut_down(now=self.tick())
 
-    @precondition(lambda self: bool(self.living()))
+    @precondition(lambda self: bool(self.crew))
     @rule(which=ANY, proved=st.booleans())
     def die(self, which: int, proved: bool) -> None:
-        worker = self.living()[which % len(self.living())]
-        worker.die()
-        if proved:
-            worker.prove(now=self.tick())
+        """A worker is killed, and its death is found out; or somebody's who died before is."""
+        if living := self.living():
+            living[which % len(living)].die()
+        if proved or not living:
+            self.prove_the_dead()
 
-    @precondition(lambda self: any(not (worker.alive or worker.proved) for worker in self.crew))
-    @rule()
     def prove_the_dead(self) -> None:
         for worker in self.crew:
             if not (worker.alive or worker.proved):
@@ -281,7 +273,7 @@ class Life(RuleBasedStateMachine):
 
     # -- persons ----------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: bool(confirmations.listing(self.db, only_open=False)))
+    @precondition(lambda self: self.db.row("SELECT 1 FROM confirmations") is not None)
     @rule(
         which=ANY,
         step=ANY,
@@ -297,10 +289,10 @@ class Life(RuleBasedStateMachine):
         elif steps:
             self.settle(asked, steps[step % len(steps)], verb)
 
-    @precondition(lambda self: bool(self.open_questions()))
+    @precondition(lambda self: bool(self.laws.open_questions()))
     @rule(verb=st.sampled_from(["ran", "again", "again", "again", "abandon"]))
     def answer_everything(self, verb: str) -> None:
-        for asked in self.open_questions():
+        for asked in confirmations.listing(self.db):
             for step in confirmations.steps(self.db, asked.id):
                 if step.decision is None:
                     self.settle(asked, step, verb)
