@@ -31,25 +31,25 @@ def _perform(name: str, given: Any) -> Any:
 
 
 @step(effect="read")
-def look(number: int) -> int:
-    return int(_perform("look", number))
+def glance(number: int) -> int:
+    return int(_perform("glance", number))
 
 
 @step(effect="read")
-async def look_async(number: int) -> int:
+async def glance_async(number: int) -> int:
     await asyncio.sleep(random.random() * PATIENCE_S)
-    return int(_perform("look_async", number))
+    return int(_perform("glance_async", number))
 
 
 @step(effect="write")
-def put(number: int) -> int:
-    return int(_perform("put", number))
+def book(number: int) -> int:
+    return int(_perform("book", number))
 
 
 @step(effect="write")
-async def put_async(number: int) -> int:
+async def book_async(number: int) -> int:
     await asyncio.sleep(random.random() * PATIENCE_S)
-    return int(_perform("put_async", number))
+    return int(_perform("book_async", number))
 
 
 @step(effect="read")
@@ -72,30 +72,30 @@ def resend(number: int) -> int:
 
 
 @agent(risk="low")
-def chain(run: Run, length: int) -> list[int]:
-    return [run.step(look, number) for number in range(length)]
+def strolling(run: Run, length: int) -> list[int]:
+    return [run.step(glance, number) for number in range(length)]
 
 
 @agent(risk="low", retries=3, retry_delay=0.02)
-def flaky(run: Run, length: int) -> list[int]:
+def stumbling(run: Run, length: int) -> list[int]:
     """Fails once, is tried again, and replays what it had."""
-    return [run.step(stumble if number == 1 else look, number) for number in range(length)]
+    return [run.step(stumble if number == 1 else glance, number) for number in range(length)]
 
 
 @agent(risk="high")
-def ledger(run: Run, length: int) -> list[Any]:
+def bookkeeping(run: Run, length: int) -> list[Any]:
     """Reads and writes in turn; what a person gave up it leaves out."""
-    return [_left_out(run, look if number % 2 == 0 else put, number) for number in range(length)]
+    return [_left_out(run, glance if number % 2 == 0 else book, number) for number in range(length)]
 
 
 @agent(risk="low")
-def sneaky(run: Run, length: int) -> list[Any]:
+def sneaking(run: Run, length: int) -> list[Any]:
     """Of low risk until it writes."""
-    return [_left_out(run, put if number == 1 else look, number) for number in range(length)]
+    return [_left_out(run, book if number == 1 else glance, number) for number in range(length)]
 
 
 @agent(risk="high")
-def sender(run: Run, length: int) -> list[Any]:
+def resending(run: Run, length: int) -> list[Any]:
     return [_left_out(run, resend, number) for number in range(length)]
 
 
@@ -107,9 +107,9 @@ def _left_out(run: Run, doing: Any, number: int) -> Any:
 
 
 @agent(risk="low")
-async def gathered(run: AsyncRun, length: int) -> list[list[int]]:
+async def fanning_out(run: AsyncRun, length: int) -> list[list[int]]:
     async def branch(number: int) -> list[int]:
-        return [await run.step(look_async if (number + n) % 2 else look, n) for n in range(length)]
+        return [await run.step(glance_async if (number + n) % 2 else glance, n) for n in range(length)]
 
     return list(await asyncio.gather(*(branch(number) for number in range(3))))
 
@@ -118,34 +118,34 @@ async def gathered(run: AsyncRun, length: int) -> list[list[int]]:
 async def posting(run: AsyncRun, length: int) -> list[list[Any]]:
     async def post(number: int) -> Any:
         try:
-            return await run.step(put_async if number % 2 else put, number)
+            return await run.step(book_async if number % 2 else book, number)
         except StepAbandoned:
             return ABANDONED
 
     async def branch() -> list[Any]:
-        return [await run.step(look_async, 0), *[await post(number) for number in range(1, length)]]
+        return [await run.step(glance_async, 0), *[await post(number) for number in range(1, length)]]
 
     return list(await asyncio.gather(branch(), branch()))
 
 
 @agent(risk="low")
-def threaded(run: Run, length: int) -> list[list[int]]:
+def braiding(run: Run, length: int) -> list[list[int]]:
     def walk(number: int) -> list[int]:
         with run.branch(f"b{number}"):
-            return [run.step(look, n) for n in range(length)]
+            return [run.step(glance, n) for n in range(length)]
 
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(walk, range(2)))
 
 
 @agent(risk="low")
-def family(run: Run, length: int) -> list[str]:
+def fostering(run: Run, length: int) -> list[str]:
     """Spawns children in both lanes; how many, and of which kind, was left to chance once."""
     chance, name = run.random(), run.uuid()
-    first = run.step(look, 0)
-    kind = chain if chance < 0.5 else ledger
-    children = [run.spawn(kind.options(lane="main"), length), run.spawn(chain, first + 2)]
-    run.artifact("family", {"name": name, "children": len(children)})
+    first = run.step(glance, 0)
+    kind = strolling if chance < 0.5 else bookkeeping
+    children = [run.spawn(kind.options(lane="main"), length), run.spawn(strolling, first + 2)]
+    run.artifact("fostering", {"name": name, "children": len(children)})
     return [child.id for child in children]
 
 
@@ -158,12 +158,23 @@ def bite(number: int) -> int:
 
 
 @agent(risk="low")
-def poison(run: Run, length: int) -> int:
-    return run.step(bite, run.step(look, length))
+def poisonous(run: Run, length: int) -> int:
+    return run.step(bite, run.step(glance, length))
 
 
 CAST: dict[str, Any] = {
-    one.name: one for one in (chain, flaky, ledger, sneaky, sender, gathered, posting, threaded, family)
+    one.name: one
+    for one in (
+        strolling,
+        stumbling,
+        bookkeeping,
+        sneaking,
+        resending,
+        fanning_out,
+        posting,
+        braiding,
+        fostering,
+    )
 }
 
 
@@ -171,18 +182,18 @@ def expected(name: str, length: int) -> Any:
     """What an agent returns; None in place of what a person may have decided otherwise."""
     row: list[Any] = list(range(length))
     match name:
-        case "chain" | "flaky":
+        case "strolling" | "stumbling":
             return row
-        case "ledger":
+        case "bookkeeping":
             return [None if number % 2 else number for number in row]
-        case "sneaky":
+        case "sneaking":
             return [None if number == 1 else number for number in row]
-        case "sender":
+        case "resending":
             return [None] * length
-        case "gathered":
+        case "fanning_out":
             return [row] * 3
         case "posting":
             return [[0, *[None] * (length - 1)]] * 2
-        case "threaded":
+        case "braiding":
             return [row] * 2
     return [None] * 2

@@ -20,7 +20,7 @@ from relight.models.errors import ConflictError, StorageError
 from relight.models.tasks import Lane, TaskStatus
 from relight.workers import answers, recovery_job, settings
 from relight.workers.home import Home
-from tests.chaos.agents import CAST, poison
+from tests.chaos.agents import CAST, poisonous
 from tests.crash import witness
 
 ACKS, OVER = "acks", "over"  # what was acknowledged; the file that ends the storm
@@ -49,7 +49,7 @@ def client(home: Home, seed: int, number: int) -> None:
 
 
 def _enqueue(home: Home, dice: random.Random, key: str) -> None:
-    made = poison if dice.random() < POISONED else CAST[dice.choice(sorted(CAST))]
+    made = poisonous if dice.random() < POISONED else CAST[dice.choice(sorted(CAST))]
     chosen = made.options(
         home=home,
         key=key,

@@ -107,7 +107,7 @@ class Verdict:
         for task_id, reason, error in self._rows(failed):
             if reason not in ("cancelled", "rejected", "crash_loop"):
                 yield task_id, f"failed: {reason} {error}"
-        for task_id in self._completed("poison"):
+        for task_id in self._completed("poisonous"):
             yield task_id, "took every worker down and completed"
         statement = "SELECT task_id, payload_json FROM agent_events WHERE payload_json LIKE '%diverged%'"
         for task_id, told in self._rows(statement):
@@ -181,7 +181,7 @@ class Verdict:
         }
         for parent, child in spawned.items() ^ children.items():
             yield parent[0], f"child {parent[1]} under {child} is not what its parent recorded"
-        for task_id in self._completed("family"):
+        for task_id in self._completed("fostering"):
             if (count := sum(parent == task_id for parent, _ in children)) != 2:
                 yield task_id, f"has {count} children"
 
@@ -230,7 +230,7 @@ class Verdict:
 
 
 def _fits(wanted: Any, found: Any, name: str) -> bool:
-    if name == "family":
+    if name == "fostering":
         return isinstance(found, list) and len(found) == len(wanted)
     if isinstance(wanted, list):
         return (
