@@ -11,7 +11,7 @@ from relight.recovery import policy
 from relight.recovery.policy import DEFAULT_TEXT, PolicyFault, RecoveryPolicy
 from tests.conftest import ROOT
 
-PATH = "/home/x/policy.toml"
+PATH = "/state/policy.toml"
 GOOD = """
 version = 1
 [recovery]
