@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import sys
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from ..models.errors import SettingError
 from . import loading, tracebacks
@@ -37,13 +38,24 @@ def _load(entry: str) -> None:
         importlib.import_module(entry)
 
 
+class _FromSource(importlib.machinery.SourceFileLoader):
+    """Compiles the file as it is. Bytecode is believed by whole second and size: `version=1` made `version=2` soon
+    after a load would run as version 1, and be replayed against the wrong code."""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """The code of the file, never of a cache."""
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+
 def _load_file(file: Path) -> None:
     file = file.resolve()
     name = _name_for(file)
     if name in sys.modules:
         return
     _find_beside(file.parent)
-    spec = importlib.util.spec_from_file_location(name, file)
+    spec = importlib.util.spec_from_file_location(name, file, loader=_FromSource(name, str(file)))
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} is no Python file")
     module = importlib.util.module_from_spec(spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,3 +96,14 @@ def test_what_ends_the_process_and_what_is_raised_is_told_with_its_line(tmp_path
     with pytest.raises(SettingError) as caught:
         apps.load([str(tmp_path / "missing.py")])
     assert "apps.py" not in str(caught.value)
+
+
+def test_a_file_that_was_edited_at_once_and_kept_its_size_is_loaded_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    for version in (1, 2):
+        app = written(tmp_path, "edited_at_once.py", f"VERSION = {version}\n")
+        os.utime(app, (1_000_000_000, 1_000_000_000))
+        apps.load([app])
+        assert sys.modules.pop("edited_at_once").VERSION == version

@@ -243,8 +243,9 @@ def _folder(home: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[None]:
-    """TERM and HUP end the demo as INT does, so that everything is put away."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
+    """TERM, HUP and INT end the demo with everything put away."""
+    # INT too: a shell starts what it runs in the background with INT ignored, and Python keeps it so.
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
     before = {number: signal.signal(number, _interrupt) for number in numbers}
     try:
         yield

@@ -78,6 +78,20 @@ def test_a_demo_that_is_stopped_leaves_no_process_and_no_folder(
     assert [worker for worker in workers if worker.is_running()] == []
 
 
+def test_a_demo_that_a_shell_started_in_the_background_is_stopped_by_int_too(
+    start_relight: StartRelight, wait_until: Waiter, temporary_folders_of_this_test: Path
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # what the demo inherits there
+    try:
+        demo = start_relight("demo", "--yes")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    wait_until(lambda: "enqueued" in demo.text(), 20.0)
+    demo.signal(signal.SIGINT)
+    assert demo.wait(30) == 130
+    assert list(temporary_folders_of_this_test.iterdir()) == []
+
+
 def test_a_demo_that_is_killed_takes_its_workers_with_it(
     start_relight: StartRelight, wait_until: Waiter
 ) -> None:
