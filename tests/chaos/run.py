@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.chaos.people import ACKS, OVER, lines_in
 from tests.chaos.storm import APP, PEOPLE, Storm, Tally
 from tests.chaos.verdict import Fault, Verdict, history, is_settled
-from tests.crash.conftest import Nursery
+from tests.crash.conftest import Nursery, processes_in
 
 STEADY_S = 1.0  # how long everything has to be at rest before it is over
 SHOWN = 5  # offending tasks whose history is printed
@@ -59,7 +59,9 @@ def run(
         storm.end()
         verdict = Verdict(storm.home, storm.witness, seed)
         faults = [("-", what) for what in storm.tally.strange]
-        faults += [("-", f"process {one.pid} is left behind: {one.cmdline()}") for one in storm.left_behind()]
+        faults += [
+            ("-", f"process {one.pid} is left behind: {one.cmdline()}") for one in processes_in(storm.folder)
+        ]
         faults += [] if settled else [("-", f"not at rest after {patience_s:g} s")]
         faults += verdict.faults()
         told = [f"raged for {raged:.0f} s, at rest {time.monotonic() - began - raged:.0f} s later"]

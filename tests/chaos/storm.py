@@ -21,7 +21,7 @@ from relight.workers import settings
 from relight.workers.home import Home
 from tests.conftest import environment
 from tests.crash import witness
-from tests.crash.conftest import Forked, Nursery
+from tests.crash.conftest import Forked, Nursery, processes_in
 
 APP, PEOPLE = "tests.chaos.agents", "tests.chaos.people"
 LEASE_MS = 500
@@ -187,19 +187,9 @@ class Storm:
                     break
                 threading.Event().wait(0.02)
 
-    def left_behind(self) -> list[psutil.Process]:
-        """The processes that belong to this run and are still there."""
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                mine = process.environ().get("RELIGHT_HOME") == str(self.home.path)
-                if mine and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
-
     def clear(self) -> None:
         """Leave nothing running."""
-        for process in self.left_behind():
+        for process in processes_in(self.folder):
             with suppress(psutil.Error):
                 process.kill()
         for role in self.roles:

@@ -99,7 +99,12 @@ class Forked:
         return []
 
     def kill(self) -> None:
-        """SIGKILL the worker with every process below it and of its group, and reap it."""
+        """SIGKILL the worker with every process below it and of its group, and reap it.
+
+        One that has ended was reaped, and its number may be another's by now.
+        """
+        if self.has_ended():
+            return
         for process in self.family():
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -259,9 +264,27 @@ class Stage:
             assert again == [], f"task {task_id} ran finished steps again"
 
     def close(self) -> None:
+        ended = [worker for worker in self.started if worker.has_ended()]
         for worker in self.started:
             worker.kill()
+        for process in processes_in(self.folder) if ended else []:  # what they left behind
+            with suppress(psutil.Error):
+                process.kill()
         self.home.close()
+
+
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """The other living processes that have a file below a folder open: their log at least.
+
+    Their environment tells nothing: a fork shows that of the nursery.
+    """
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            files = process.open_files() if process.pid != os.getpid() else []
+            if any(Path(file.path).is_relative_to(folder.resolve()) for file in files):
+                found.append(process)
+    return found
 
 
 def _by_task(lines: Iterable[list[str]]) -> dict[str, list[list[str]]]:
@@ -295,4 +318,4 @@ def stage(make_stage: MakeStage) -> Stage:
     return make_stage()
 
 
-__all__ = ["QUICK", "Forked", "MakeStage", "Nursery", "Stage"]
+__all__ = ["QUICK", "Forked", "MakeStage", "Nursery", "Stage", "processes_in"]

@@ -45,17 +45,23 @@ def _become(order: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Serve orders until stdin ends."""
+    """Serve orders until stdin ends; whoever gave them has ended then, and its workers end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    living = set[int]()
     for name in (*PRELOADED, *sys.argv[1:]):
         import_module(name)
     for line in sys.stdin:
         order = json.loads(line)
         if "poll" in order:
             answer = _answer(order)
+            living -= {order["poll"]} if answer is not None else set()
         elif (answer := os.fork()) == 0:
             return _become(order)
+        else:
+            living.add(answer)
         print(json.dumps(answer), flush=True)
+    for pid in living:
+        os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":
